@@ -13,7 +13,7 @@ use fencelock_core::{ClaimId, Clock, Engine, Error, Inspect, LockName, Promises,
 use futures_util::future::join_all;
 
 use crate::map::Map;
-use crate::member::{Common, Member};
+use crate::member::{Common, Member, close_all};
 
 /// Several stores as one: each name lies on one of them.
 ///
@@ -198,14 +198,7 @@ impl Engine for Routed {
 
     async fn close(&self) -> Result<()> {
         self.common.joining.close();
-        let opened = self.members.iter().filter_map(|member| {
-            let engine = member.opened()?;
-            Some((member, engine))
-        });
-        let closed = opened.map(async |(member, engine)| {
-            engine.close().await.map_err(|error| member.named(error))
-        });
-        join_all(closed).await.into_iter().collect()
+        close_all(&self.members).await
     }
 }
 

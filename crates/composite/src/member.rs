@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use fencelock_core::layers::Breaker;
 use fencelock_core::{BootInstant, Clock, Engine, Error, Result};
+use futures_util::future::join_all;
 use tokio::sync::Mutex;
 
 use crate::map::Map;
@@ -191,4 +192,15 @@ impl fmt::Display for Member {
         let Common { scheme, set, .. } = &*self.common;
         write!(f, "{scheme}:{set}[{}] {}", self.id, self.store)
     }
+}
+
+/// Closes those of the stores that were opened.
+pub(crate) async fn close_all(members: &[Member]) -> Result<()> {
+    let opened = members.iter().filter_map(|member| {
+        let engine = member.opened()?;
+        Some((member, engine))
+    });
+    let closed = opened
+        .map(async |(member, engine)| engine.close().await.map_err(|error| member.named(error)));
+    join_all(closed).await.into_iter().collect()
 }

@@ -10,9 +10,8 @@ use fencelock_core::engine::{
 };
 use fencelock_core::support::Mutex;
 use fencelock_core::{Engine, Error, Inspect, LockName, Promises, Result};
-use futures_util::future::join_all;
 
-use crate::member::Member;
+use crate::member::close_all;
 use crate::moving::acquire::place;
 use crate::moving::release::withdraw;
 use crate::moving::renew::renew;
@@ -154,14 +153,7 @@ impl Engine for Moving {
 
     async fn close(&self) -> Result<()> {
         self.state.close();
-        let opened = self.state.members.iter().filter_map(|member: &Member| {
-            let engine = member.opened()?;
-            Some((member, engine))
-        });
-        let closed = opened.map(async |(member, engine)| {
-            engine.close().await.map_err(|error| member.named(error))
-        });
-        join_all(closed).await.into_iter().collect()
+        close_all(&self.state.members).await
     }
 }
 
