@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Installs what the tests need and is not there yet, then runs the whole suite against real servers.
+# With `--engine NAME`, what belongs to one engine; with other arguments, `cargo test` of the workspace with them.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -36,32 +37,72 @@ export RUST_TEST_THREADS=${RUST_TEST_THREADS:-4}
 # With all stores: by default the command has those that need nothing else to be built.
 tests=(cargo test --workspace --features fencelock-cli/all)
 longest=("${tests[@]}" --test engines --test planted --no-fail-fast)
-if (($#)); then
+if [[ ${1-} != --engine ]] && (($#)); then
     exec "${tests[@]}" "$@"
 fi
+
+output=$(mktemp -d)
+running=
+trap '[[ -z $running ]] || kill -- "-$running" 2>/dev/null || true; rm -rf "$output"' EXIT
+beside() { # COMMAND...: in a process group of its own, so that all of it can be ended.
+    set -m
+    "$@" >"$output/beside" 2>&1 &
+    running=$!
+    set +m
+}
+await() { # Prints what it printed.
+    local status=0
+    wait "$running" || status=$?
+    running=
+    cat "$output/beside"
+    return "$status"
+}
+
+# One engine: its cases of the list, beside them its own tests, and the lints of its crate.
+if [[ ${1-} == --engine ]]; then
+    engine=${2:?test.sh --engine NAME, as in engines/NAME}
+    cases=("$engine" --skip http-)
+    case $engine in
+        redis) cases=(redis redlock --skip http-) ;;
+        http) cases=(http-) ;;
+    esac
+    own=(--lib)
+    for file in "engines/$engine/tests/"*.rs "engines/$engine/tests/"*/main.rs; do
+        name=${file#"engines/$engine/tests/"}
+        name=${name%/main.rs}
+        [[ -e $file ]] && own+=("--test=${name%.rs}")
+    done
+    # Both packages in each command, so that each of their libraries is built once.
+    tests=(cargo test -p "fencelock-$engine" -p fencelock-conformance)
+    export RUST_TEST_THREADS=8
+    "${tests[@]}" "${own[@]}" --test=engines --no-run
+    beside "${tests[@]}" --test=engines -- "${cases[@]}"
+    failed=0
+    "${tests[@]}" "${own[@]}" --no-fail-fast || failed=$?
+    CARGO_TARGET_DIR=target/lints cargo clippy -p "fencelock-$engine" --all-targets -- -D warnings || failed=$?
+    await || failed=$?
+    exit "$failed"
+fi
+
 "${tests[@]}" --no-run
 "${longest[@]}" --no-run
 
 # The list of cases on every engine, the planted bugs and the examples in the documentation take as long as all other tests,
 # and each of the two waits for most of it.
-output=$(mktemp -d)
-set -m # In a process group of its own, so that all of it can be ended.
-{
-    "${longest[@]}" && failed=0 || failed=$?
+longest_and_examples() {
+    local failed=0
+    "${longest[@]}" || failed=$?
     "${tests[@]}" --doc --no-fail-fast || failed=$?
-    exit "$failed"
-} >"$output/longest" 2>&1 &
-running=$!
-set +m
-trap 'kill -- "-$running" 2>/dev/null || true; rm -rf "$output"' EXIT
+    return "$failed"
+}
+beside longest_and_examples
 failed=0
 # The examples are built: tests run them.
 "${tests[@]}" --lib --bins --tests --no-fail-fast 2>&1 | tee "$output/others" || failed=$?
-wait "$running" || failed=$?
-cat "$output/longest"
+await || failed=$?
 if ((failed)); then
     # Last, since the end of a long output is what one sees first.
     printf '\nWhat failed:\n'
-    sed -n '/^failures:$/,/^test result/p; /^error/p' "$output/others" "$output/longest"
+    sed -n '/^failures:$/,/^test result/p; /^error/p' "$output/others" "$output/beside"
 fi
 exit "$failed"

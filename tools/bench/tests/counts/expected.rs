@@ -13,8 +13,8 @@ const HEAD: &str = "\
 # What one operation on a hot path costs the client: instructions and allocations, in a build for development with all
 # features. docs/benchmarks.md says how they are counted.
 #
-# compare:      cargo test --workspace --features fencelock-cli/all --test counts
-# write anew:   cargo test --workspace --features fencelock-cli/all --test counts -- --renew
+# compare:      CARGO_INCREMENTAL=0 cargo test --workspace --features fencelock-cli/all --test counts
+# write anew:   CARGO_INCREMENTAL=0 cargo test --workspace --features fencelock-cli/all --test counts -- --renew
 #
 # A path fails if it costs more by more than its tolerance, in percent; with another compiler, by more than four times that.
 ";
