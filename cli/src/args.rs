@@ -226,7 +226,7 @@ pub(crate) struct Take {
     #[command(flatten)]
     pub(crate) options: AcquireOptions,
 
-    /// Write the grant to this file, which only its user can read, and print it without its key
+    /// Write the grant to this file, which only its user can read, and print it without its key; - is standard output
     #[arg(long, value_name = "FILE")]
     pub(crate) grant: Option<PathBuf>,
 

@@ -16,6 +16,12 @@ use crate::exit::Failure;
 /// More than any grant has.
 const MOST_BYTES: u64 = 64 << 10;
 
+/// Tokens are below this.
+const TOKENS: u64 = 1 << 53;
+
+/// The file that stands for standard input or output.
+const STANDARD: &str = "-";
+
 /// A hold that is detached from the process that took it.
 pub(crate) struct Detached {
     pub(crate) held: HeldClaim,
@@ -27,7 +33,7 @@ impl Detached {
     /// Reads a grant from a file, or from standard input if it is `-`. No failure quotes what is in it: it has a key.
     pub(crate) fn read(file: &Path) -> Result<Self, Failure> {
         let name = file.display();
-        let text = if file == Path::new("-") {
+        let text = if file == Path::new(STANDARD) {
             text(io::stdin().lock())
         } else {
             File::open(file).and_then(text)
@@ -69,17 +75,28 @@ fn parse(text: &str) -> Result<Detached, String> {
         "shared" => Mode::Shared,
         _ => return Err("its mode is neither exclusive nor shared".to_owned()),
     };
-    let mut claim = Claim::new(claim, word(&members, "owner")?, name)
+    let owner = word(&members, "owner")?;
+    if owner.is_empty() || owner.chars().any(char::is_control) {
+        return Err("its owner is no text of one line".to_owned());
+    }
+    let ttl = millis(&members, "ttl_ms")?;
+    if ttl.is_zero() {
+        return Err("its \"ttl_ms\" is 0".to_owned());
+    }
+    let mut claim = Claim::new(claim, owner, name)
         .mode(mode)
-        .ttl(millis(&members, "ttl_ms")?)
+        .ttl(ttl)
         .lock_delay(millis(&members, "lock_delay_ms")?)
         .wait(false)
         .record(true);
     if let Some(label) = members.get("label").and_then(Value::as_str) {
         claim = claim.label(label);
     }
-    let token = Token(number(&members, "token")?);
-    let held = HeldClaim::new(claim, token);
+    let token = number(&members, "token")?;
+    if !(1..TOKENS).contains(&token) {
+        return Err("its token is none".to_owned());
+    }
+    let held = HeldClaim::new(claim, Token(token));
     Ok(Detached { held, key })
 }
 
@@ -106,14 +123,19 @@ pub(crate) struct GrantFile {
 }
 
 impl GrantFile {
-    /// Makes the file, so that one that cannot be made is known before the lock is taken.
-    pub(crate) fn create(place: &Path) -> Result<Self, Failure> {
+    /// Makes the file, so that one that cannot be made is known before the lock is taken. `None` for standard output.
+    pub(crate) fn create(place: &Path) -> Result<Option<Self>, Failure> {
+        if place == Path::new(STANDARD) {
+            return Ok(None);
+        }
         let failed = |error| Failure::usage(format!("grant {}: {error}", place.display()));
         let Some(name) = place.file_name() else {
             return Err(failed(io::ErrorKind::IsADirectory.into()));
         };
-        if place.is_dir() {
-            return Err(failed(io::ErrorKind::IsADirectory.into()));
+        // The file takes the place of what is there. So a device, a pipe or a link to something else would be gone.
+        if fs::symlink_metadata(place).is_ok_and(|there| !there.is_file()) {
+            let why = "it is there and no regular file; name a new file, or - for standard output";
+            return Err(failed(io::Error::other(why)));
         }
         let mut beside = name.to_owned();
         beside.push(format!(".{}.tmp", std::process::id()));
@@ -125,11 +147,11 @@ impl GrantFile {
             .open(&beside)
             .map_err(failed)?;
         let place = place.to_owned();
-        Ok(Self {
+        Ok(Some(Self {
             file,
             beside,
             place,
-        })
+        }))
     }
 
     /// Writes the grant, and puts the file in its place.
@@ -176,6 +198,10 @@ mod tests {
             (good.replace(secret, &secret[1..]), "43"),
             (good.replace(secret, other.secret()), "key"),
             (good.replace(":7", ":\"7\""), "token"),
+            (good.replace(":7", ":0"), "token"),
+            (good.replace(":7", ":9007199254740992"), "token"),
+            (good.replace(":1000", ":0"), "ttl_ms"),
+            (good.replace("\"me\"", "\"m\\ne\""), "owner"),
             (good.replace("\"a\"", "\"\""), "name"),
             (format!("\"{secret}\""), "object"),
             (good[..good.len() / 2].to_owned(), "no JSON"),

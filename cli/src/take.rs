@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencelock::engine::{Leave, Renewal, Withdrawn};
+use fencelock::engine::{HeldClaim, Leave, Renewal, Withdrawn};
 use fencelock::{BootInstant, Engine, Error, in_words};
 use fencelock_wire::ClaimKey;
 use tokio::time::Instant;
@@ -26,7 +26,10 @@ const PAUSE: Duration = Duration::from_millis(200);
 
 pub(crate) async fn take(args: Take, store: Wanted) -> Outcome {
     let times = args.options.times()?;
-    let mut file = args.grant.as_deref().map(GrantFile::create).transpose()?;
+    let mut file = match args.grant.as_deref() {
+        Some(place) => GrantFile::create(place)?,
+        None => None,
+    };
     let key = ClaimKey::draw().map_err(|error| Failure::internal("drawing a key", error))?;
     let mut signals = Signals::listen().map_err(|error| Failure::internal("signals", error))?;
     let (options, name) = (&args.options, &args.name);
@@ -131,7 +134,7 @@ pub(crate) async fn release(file: &Path, patience: Option<Duration>, store: Want
     let engine = open(store, &detached, patience).await?;
     let until = Instant::now() + patience.unwrap_or(PATIENCE);
     let withdrawn = loop {
-        match engine.withdraw(&detached.held.claim, Leave::Release).await {
+        match withdraw(&*engine, &detached.held).await {
             Err(error) if error.is_away() && Instant::now() < until => {
                 tokio::time::sleep(PAUSE).await;
             }
@@ -147,6 +150,23 @@ pub(crate) async fn release(file: &Path, patience: Option<Duration>, store: Want
             "it was no longer held when it was to be released",
         )),
     }
+}
+
+/// Releases the grant, unless its claim holds with another token or in another mode: then this grant is over. A client that
+/// may release but not look releases without looking.
+async fn withdraw(engine: &dyn Engine, held: &HeldClaim) -> Result<Withdrawn, Error> {
+    if let Ok(view) = engine.inspect().look(&held.claim.name).await {
+        let mut holders = view.holders.iter();
+        let other = holders.any(|holder| {
+            let same = holder.token.is_none_or(|token| token == held.token)
+                && holder.mode == held.claim.mode;
+            holder.claim == Some(held.claim.id) && !same
+        });
+        if other {
+            return Ok(Withdrawn::NotOwner);
+        }
+    }
+    engine.withdraw(&held.claim, Leave::Release).await
 }
 
 /// The engine, which speaks for the claim.
@@ -168,7 +188,17 @@ async fn open(
             }
         },
     };
-    detachable(engine.promises(), engine.to_string())?;
+    let promises = engine.promises();
+    detachable(promises, engine.to_string())?;
+    let ttl = detached.held.claim.ttl;
+    if !(promises.min_ttl..=promises.max_ttl).contains(&ttl) {
+        return Err(Failure::usage(format!(
+            "the grant's ttl of {} is none that {engine} offers: from {} to {}",
+            in_words(ttl),
+            in_words(promises.min_ttl),
+            in_words(promises.max_ttl)
+        )));
+    }
     Ok(engine)
 }
 

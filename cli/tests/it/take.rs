@@ -129,6 +129,9 @@ fn through_the_service_before_redis() {
 #[test]
 fn without_a_file_the_key_is_printed() {
     let fixture = Fixture::new();
+    let ran = fixture.run(&["take", "b", "--grant", "-"]);
+    assert!(json(&ran)["key"].is_string());
+    assert!(!fs::exists(fixture.path("-")).unwrap());
     let ran = fixture.run(&["take", "a"]);
     assert_eq!(ran.code, 0, "{ran:?}");
     assert!(json(&ran)["key"].is_string());
@@ -188,8 +191,11 @@ fn a_broken_grant_is_refused_and_not_repeated() {
         good[..good.len() / 2].to_owned(),
         good.replace("\"key\"", "\"token\""),
         good.replace(key, &key.chars().rev().collect::<String>()),
+        good.replace("\"ttl_ms\":30000", "\"ttl_ms\":1"),
+        good.replace("\"ttl_ms\":30000", "\"ttl_ms\":99999999999999"),
         format!("\"{key}\""),
     ] {
+        assert_ne!(bad, good);
         fs::write(fixture.path("grant"), &bad).unwrap();
         for refused in [renew(&fixture), release(&fixture)] {
             assert_eq!(
@@ -211,10 +217,13 @@ fn a_broken_grant_is_refused_and_not_repeated() {
 #[test]
 fn what_cannot_be_written_is_not_taken() {
     let fixture = Fixture::new();
-    for file in ["no/such/folder", "."] {
+    std::os::unix::fs::symlink("elsewhere", fixture.path("link")).unwrap();
+    for file in ["no/such/folder", ".", "link", "/dev/null"] {
         let refused = fixture.run(&["take", "a", "--grant", file]);
         assert_eq!(refused.code, 64, "{refused:?}");
     }
+    assert!(!fs::metadata("/dev/null").unwrap().is_file());
+    assert!(!fs::exists(fixture.path("elsewhere")).unwrap());
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
     let mut command = fixture.command(&["take", "a"]);
@@ -222,6 +231,27 @@ fn what_cannot_be_written_is_not_taken() {
     let ran = finish(command);
     assert_eq!(ran.code, 70, "{ran:?}");
     assert!(fixture.show("a")["token"].is_null());
+}
+
+/// The claim holds, but not with this grant, so what this grant had is lost; and the lock stays.
+#[test]
+fn a_grant_with_another_token_releases_nothing() {
+    let fixture = Fixture::new();
+    let taken = take(&fixture, &[]);
+    let good = fixture.read("grant");
+    let token = taken["token"].to_string();
+    for bad in [
+        good.replace(&format!(":{token},"), ":1,"),
+        good.replace("\"exclusive\"", "\"shared\""),
+    ] {
+        assert_ne!(bad, good);
+        fs::write(fixture.path("grant"), &bad).unwrap();
+        let refused = release(&fixture);
+        assert_eq!(refused.code, 75, "{bad} {refused:?}");
+        assert_eq!(fixture.show("a")["token"], taken["token"]);
+    }
+    fs::write(fixture.path("grant"), &good).unwrap();
+    assert_eq!(release(&fixture).code, 0);
 }
 
 /// A `take` inside a `run` of the same lock would otherwise hand out the hold of that `run`.
