@@ -1,6 +1,8 @@
 //! `run --if-away`: what a command does whose store does not answer.
 
 use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use fencelock_testbed::Redis;
@@ -12,7 +14,44 @@ const AWAY: &str = "redis://127.0.0.1:1?connect-timeout=200ms";
 
 #[test]
 fn a_store_that_is_away_at_the_start() {
-    let fixture = Fixture::on(AWAY.to_owned());
+    is_away_at_the_start(AWAY.to_owned());
+}
+
+/// It answers, but not for the service.
+#[test]
+fn a_balancer_that_reaches_no_replica_is_away() {
+    for status in [
+        "502 Bad Gateway",
+        "503 Service Unavailable",
+        "429 Too Many Requests",
+    ] {
+        let port = balancer(status);
+        is_away_at_the_start(format!(
+            "fencelock+http://127.0.0.1:{port}?connect-timeout=200ms"
+        ));
+    }
+}
+
+/// Answers each request as a balancer does that has no server for it, until the tests end.
+fn balancer(status: &'static str) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            // Whatever it asks for, in one packet; a client may have gone.
+            let _ = stream.read(&mut [0; 4096]);
+            let _ = write!(
+                stream,
+                "HTTP/1.1 {status}\r\ncontent-type: text/html\r\ncontent-length: 6\r\nconnection: close\r\n\r\n<html>"
+            );
+        }
+    });
+    port
+}
+
+fn is_away_at_the_start(url: String) {
+    let fixture = Fixture::on(url);
     let run = |words: &[&str]| {
         let shell = ["-c", "echo ran $FENCELOCK_TOKEN $FENCELOCK_NAME; exit 3"];
         let mut command = fixture.command(&[&["run", "x"], words, &shell].concat());

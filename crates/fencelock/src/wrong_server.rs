@@ -28,6 +28,8 @@ enum Speaks {
     ZooKeeper,
     Etcd,
     LockService,
+    /// A proxy that reaches no server now, of whatever kind that is.
+    Gateway,
     Http,
     Tls,
     Ssh,
@@ -43,7 +45,7 @@ impl Speaks {
             Self::ZooKeeper => Some("zookeeper"),
             Self::Etcd => Some("etcd"),
             Self::LockService => Some("fencelock+http"),
-            Self::Http | Self::Tls | Self::Ssh => None,
+            Self::Gateway | Self::Http | Self::Tls | Self::Ssh => None,
         }
     }
 }
@@ -57,7 +59,7 @@ impl fmt::Display for Speaks {
             Self::ZooKeeper => "a ZooKeeper server",
             Self::Etcd => "an etcd server",
             Self::LockService => "fencelock's lock service",
-            Self::Http => "an HTTP server",
+            Self::Gateway | Self::Http => "an HTTP server",
             Self::Tls => "a server that speaks TLS",
             Self::Ssh => "an SSH server",
         })
@@ -138,7 +140,8 @@ impl Expected {
             return None;
         }
         let found = identify(address).await?;
-        if found == own {
+        let away = (found, own) == (Speaks::Gateway, Speaks::LockService);
+        if found == own || away {
             return None;
         }
         let scheme = &self.scheme;
@@ -172,7 +175,7 @@ async fn speaks(address: &str, protocol: Speaks) -> bool {
         Speaks::PostgreSql => postgresql(address).await,
         Speaks::ZooKeeper => zookeeper(address).await,
         Speaks::Tls => tls(address).await,
-        Speaks::Etcd | Speaks::LockService | Speaks::Http => http(address).await,
+        Speaks::Etcd | Speaks::LockService | Speaks::Gateway | Speaks::Http => http(address).await,
         Speaks::Redis | Speaks::MySql | Speaks::Ssh => greeting(address).await,
     };
     found == Some(protocol)
@@ -236,13 +239,15 @@ async fn http(address: &str) -> Option<Speaks> {
     let request = format!("GET /version HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
     let said = ask(address, request.as_bytes(), |_| false).await;
     let said = String::from_utf8_lossy(&said).to_ascii_lowercase();
-    let found = match said.starts_with("http/") {
+    // An answer that ends in its head says nothing.
+    let (head, _) = said.split_once("\r\n\r\n")?;
+    let status = head.strip_prefix("http/")?.split(' ').nth(1)?;
+    Some(match status {
         _ if said.contains("\"etcdserver\"") => Speaks::Etcd,
-        _ if said.contains("\r\nfencelock-replica:") => Speaks::LockService,
-        true => Speaks::Http,
-        false => return None,
-    };
-    Some(found)
+        _ if head.contains("\r\nfencelock-replica:") => Speaks::LockService,
+        "429" | "502" | "503" | "504" => Speaks::Gateway,
+        _ => Speaks::Http,
+    })
 }
 
 /// What a server answers to a request on a connection of its own, until it is enough or the server ends it.

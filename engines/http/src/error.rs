@@ -111,6 +111,10 @@ fn explain(
             Error::unavailable(store, action.text(), detail)
         }
         _ if status.is_server_error() => Error::unavailable(store, action.text(), detail),
+        // Of a proxy, which may answer otherwise later.
+        (None, _) if status == StatusCode::TOO_MANY_REQUESTS => {
+            Error::unavailable(store, action.text(), detail)
+        }
         (None, _) => Error::config(
             store,
             format!("{}: {detail}; check host and port", action.text()),
@@ -177,5 +181,8 @@ mod tests {
         assert!(matches!(failed.error, Error::Config { .. }), "{failed:?}");
         let failed = refused("store", "h:1", action, StatusCode::BAD_GATEWAY, html);
         assert!(failed.error.is_away() && failed.in_doubt, "{failed:?}");
+        let many = StatusCode::TOO_MANY_REQUESTS;
+        let failed = refused("store", "h:1", action, many, html);
+        assert!(failed.error.is_away() && !failed.in_doubt, "{failed:?}");
     }
 }

@@ -13,6 +13,7 @@ use http::{HeaderValue, Method, StatusCode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
+use tokio::time::sleep;
 
 use crate::batch::{Batches, What};
 use crate::config::{Config, Key};
@@ -32,6 +33,9 @@ const TRIES: usize = 4;
 
 /// How many more connections show whether one replica is at an address.
 const CONNECTIONS: usize = 3;
+
+/// How long the other replicas have for their answer when a store is opened and one has answered.
+const LATER: Duration = Duration::from_millis(500);
 
 #[derive(Debug)]
 pub(crate) struct State {
@@ -83,11 +87,7 @@ impl State {
     pub(crate) async fn open(config: Config, sender: EventSender) -> Result<Self> {
         let connections = Arc::new(Connections::new(&config));
         let replicas = Replicas::new(&config.replicas, config.spread);
-        let asked = (0..replicas.len()).map(|index| {
-            let address = replicas.address(index);
-            ask_store(&config, &connections, address, config.response_timeout)
-        });
-        let answers = join_all(asked).await;
+        let answers = ask_all(&config, &connections, &replicas).await;
         let (mut said, mut failed) = (Vec::new(), None);
         for (index, answer) in answers.into_iter().enumerate() {
             match answer {
@@ -528,6 +528,40 @@ async fn is_one_replica(config: &Config, index: usize, said: &Store) -> Result<(
         }
     }
     Ok(())
+}
+
+/// What each replica says of its store. Once one has answered, the others have only [`LATER`] left: the store can be opened
+/// without them, and a replica that is heard later is asked then.
+async fn ask_all(
+    config: &Config,
+    connections: &Connections,
+    replicas: &Replicas,
+) -> Vec<Result<Store>> {
+    let one_answered = watch::Sender::new(false);
+    let asked = (0..replicas.len()).map(async |index| {
+        let address = replicas.address(index);
+        let asked = ask_store(config, connections, address, config.response_timeout);
+        let mut answered = one_answered.subscribe();
+        let too_late = async {
+            // The sender outlives this.
+            let _ = answered.wait_for(|answered| *answered).await;
+            sleep(LATER).await;
+        };
+        tokio::select! {
+            biased;
+            said = asked => {
+                if said.is_ok() {
+                    one_answered.send_replace(true);
+                }
+                said
+            }
+            () = too_late => {
+                let why = format!("{address}: no answer {LATER:?} after another replica's");
+                Err(Error::unavailable(&config.store, "opening the store", why))
+            }
+        }
+    });
+    join_all(asked).await
 }
 
 /// What a replica says of its store.

@@ -148,3 +148,22 @@ fn direct(replicas: &[Replica]) -> String {
     let hosts: Vec<String> = replicas.iter().map(address).collect();
     format!("fencelock+http://{}", hosts.join(","))
 }
+
+/// The first answer of the one that serves is lost, and the other one hangs. The second attempt does not wait for that one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replica_that_hangs_does_not_hold_up_another_attempt_to_open() {
+    let memory = Memory::new();
+    let replicas = two(&memory).await;
+    let (serves, hangs) = (&replicas[0].proxy, &replicas[1].proxy);
+    serves.answers(Flow::Hold);
+    hangs.both(Flow::Hold);
+    // Too short for two attempts that each take the whole response-timeout.
+    let url = format!("{}?response-timeout=3s&connect-timeout=6s", url(&replicas));
+    let opening = tokio::spawn(async move { fencelock::connect(&url).await });
+    until("the first request", async || serves.request_bytes() > 0).await;
+    serves.reset();
+    serves.answers(Flow::Pass);
+    let client = soon("the store", opening).await.unwrap().unwrap();
+    let guard = soon("the lock", client.lock("a")).await.unwrap();
+    guard.release().await.unwrap();
+}
