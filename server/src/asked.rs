@@ -123,10 +123,10 @@ pub(crate) fn released(
 
 /// A token of a request.
 pub(crate) fn token(token: Token) -> Result<Token, Refusal> {
-    match token.get() < 1 << 53 {
+    match (1..1 << 53).contains(&token.get()) {
         true => Ok(token),
         false => Err(Refusal::invalid(format!(
-            "the token {token} is none: it must be below 2^53"
+            "the token {token} is none: it must be at least 1 and below 2^53"
         ))),
     }
 }
@@ -174,6 +174,11 @@ fn check_times(ttl: Duration, lock_delay: Duration, replica: &Replica) -> Result
             in_words(whole),
             in_words(most)
         );
+        if most < replica.promises().max_ttl {
+            let detail =
+                format!("this service does not offer {what} (max_ttl of its configuration)");
+            return Err(Refusal::new(Kind::Unsupported, detail));
+        }
         return Err(not_offered(replica, &what));
     }
     Ok(())

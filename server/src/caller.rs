@@ -10,7 +10,7 @@ use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use http::request::Parts;
 
-use crate::access::{Known, Streams, Waiter};
+use crate::access::{Access, Known, Streams, Waiter};
 use crate::audit::{Deed, Line};
 use crate::incoming::only_header;
 use crate::principal::{BearerToken, Right};
@@ -29,10 +29,35 @@ pub(crate) struct Origin {
     pub(crate) certificate: Option<Arc<str>>,
 }
 
+/// By what a caller is known.
+#[derive(Clone, Debug)]
+enum Credentials {
+    None,
+    Token(BearerToken),
+    Certificate(Arc<str>),
+}
+
+impl Credentials {
+    /// None if nobody has this token, or not any more.
+    fn whose(&self, access: &Access) -> Option<Arc<Known>> {
+        match self {
+            Self::None => Some(access.anonymous()),
+            Self::Token(token) => access.of_token(token),
+            // A certificate that no principal has is as none.
+            Self::Certificate(name) => Some(
+                access
+                    .of_certificate(name)
+                    .unwrap_or_else(|| access.anonymous()),
+            ),
+        }
+    }
+}
+
 /// Who asks.
 #[derive(Debug)]
 pub(crate) struct Caller {
     known: Arc<Known>,
+    credentials: Credentials,
     peer: Option<SocketAddr>,
     /// For whom the peer says that it asks, if it is one of the configured proxies. For the audit log alone.
     forwarded_for: Option<IpAddr>,
@@ -91,31 +116,42 @@ impl Caller {
         let access = replica.access();
         let bearer = only_header(headers, AUTHORIZATION.as_str())?;
         let certificate = origin.and_then(|origin| origin.certificate.as_ref());
-        let known = match (bearer, certificate) {
+        let credentials = match (bearer, certificate) {
             (Some(bearer), _) => {
                 let text = bearer.to_str().unwrap_or_default();
-                let token = bearer_token(text);
-                token.and_then(|token| access.of_token(&token))
+                bearer_token(text).map(Credentials::Token)
             }
-            (None, Some(name)) => {
-                // A certificate that no principal has is as none.
-                Some(
-                    access
-                        .of_certificate(name)
-                        .unwrap_or_else(|| access.anonymous()),
-                )
-            }
-            (None, None) => Some(access.anonymous()),
+            (None, Some(name)) => Some(Credentials::Certificate(Arc::clone(name))),
+            (None, None) => Some(Credentials::None),
         };
-        match known {
-            Some(known) => Ok(Self::new(known, origin, headers, replica)),
-            None => {
-                let caller = Self::new(access.anonymous(), origin, headers, replica);
-                caller.note(|line| line.outcome("bad token"), Deed::Refused);
-                let detail = "the bearer token is not one of this service, or its time is over";
-                Err(Refusal::new(Kind::Unauthorized, detail))
+        let mut caller = Self::new(access.anonymous(), origin, headers, replica);
+        let known = credentials.as_ref().and_then(|own| own.whose(&access));
+        match (credentials, known) {
+            (Some(credentials), Some(known)) => {
+                (caller.credentials, caller.known) = (credentials, known);
+                Ok(caller)
             }
+            _ => Err(caller.bad_token()),
         }
+    }
+
+    /// The same caller by the principals and rights that are configured now.
+    pub(crate) fn again(&self) -> Result<Self, Refusal> {
+        let known = self.credentials.whose(&self.replica.access());
+        let known = known.ok_or_else(|| self.bad_token())?;
+        Ok(Self {
+            known,
+            credentials: self.credentials.clone(),
+            peer: self.peer,
+            forwarded_for: self.forwarded_for,
+            replica: Arc::clone(&self.replica),
+        })
+    }
+
+    fn bad_token(&self) -> Refusal {
+        self.note(|line| line.outcome("bad token"), Deed::Refused);
+        let detail = "the bearer token is not one of this service, or its time is over";
+        Refusal::new(Kind::Unauthorized, detail)
     }
 
     /// Somebody who is known, as the author of this request.
@@ -134,6 +170,7 @@ impl Caller {
         let peer = origin.map(|origin| origin.peer);
         Self {
             known,
+            credentials: Credentials::None,
             peer,
             forwarded_for: forwarded_for(replica, peer, headers),
             replica: Arc::clone(replica),
@@ -280,7 +317,7 @@ impl Caller {
         let written = audit.confirm(&line(self.line(deed))).await;
         written.map_err(|error| {
             let detail = format!("the audit log cannot be written, so nothing was done: {error}");
-            Refusal::new(Kind::Unavailable, detail)
+            Refusal::new(Kind::Unavailable, detail).title("The audit log cannot be written")
         })
     }
 

@@ -136,8 +136,12 @@ pub(crate) struct WantsLines(pub(crate) bool);
 
 impl WantsLines {
     pub(crate) fn of(headers: &HeaderMap) -> Self {
-        let accepts = headers.get(header::ACCEPT);
-        Self(accepts.is_some_and(|media| media == LINES))
+        let accepts = headers.get_all(header::ACCEPT).iter();
+        let mut media = accepts
+            .filter_map(|value| value.to_str().ok())
+            .flat_map(|value| value.split(','))
+            .map(|media| media.split(';').next().unwrap_or_default().trim());
+        Self(media.any(|media| media.eq_ignore_ascii_case(LINES)))
     }
 }
 

@@ -58,7 +58,7 @@ pub(crate) async fn lock(
             let detail = "wait_ms needs seen: the token of the lock as it was seen last, or none";
             return Err(Refusal::invalid(detail).name(&name));
         }
-        Some(seen) if !wait.is_zero() => watch(&replica, &name, seen, wait).await,
+        Some(seen) if !wait.is_zero() => watch(&replica, &caller, &name, seen, wait).await,
         _ => look(&replica, &name).await,
     };
     let view = view.map_err(|refusal| refusal.name(&name))?;
@@ -73,16 +73,23 @@ pub(crate) async fn look(replica: &Arc<Replica>, name: &LockName) -> Result<Lock
 
 async fn watch(
     replica: &Arc<Replica>,
+    caller: &Caller,
     name: &LockName,
     seen: Option<Token>,
     wait: Duration,
 ) -> Result<LockView, Refusal> {
     let _poll = replica.open_poll(false)?;
-    let watched = tokio::select! {
-        biased;
-        view = replica.engine.inspect().watch(name, seen) => Some(view),
-        () = replica.draining.cancelled() => None,
-        () = tokio::time::sleep(wait) => None,
+    let mut reloads = replica.reloads();
+    let until = tokio::time::Instant::now() + wait;
+    let mut watch = replica.engine.inspect().watch(name, seen);
+    let watched = loop {
+        tokio::select! {
+            biased;
+            _ = reloads.changed() => caller.again()?.must(Right::Look, name)?,
+            view = &mut watch => break Some(view),
+            () = replica.draining.cancelled() => break None,
+            () = tokio::time::sleep_until(until) => break None,
+        }
     };
     match watched {
         Some(view) => view.map_err(|error| Refusal::of(&error)),

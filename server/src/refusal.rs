@@ -50,6 +50,12 @@ impl Refusal {
         self
     }
 
+    /// Says more than what all problems of the kind have in common.
+    pub(crate) fn title(mut self, title: &str) -> Self {
+        self.problem.title = title.to_owned();
+        self
+    }
+
     /// The replica where a new claim may be taken.
     pub(crate) fn replica(mut self, id: &str, advertise: Option<&str>) -> Self {
         self.problem.replica = Some(id.to_owned());

@@ -30,6 +30,7 @@ use crate::pulse::Pulse;
 use crate::refusal::Refusal;
 use crate::renewer::Renewer;
 use crate::reserve::Renewers;
+use tokio::sync::watch;
 
 /// A first grant is never longer than this, and a poll never longer than half of it, whatever the store promises.
 const LONGEST_WINDOW: Duration = Duration::from_secs(10);
@@ -69,6 +70,8 @@ pub(crate) struct Replica {
     started: AtomicBool,
     pub(crate) renewers: Renewers,
     access: Mutex<Arc<Access>>,
+    /// Principals and rights were read again: what goes on for long asks whether it still may.
+    reloads: watch::Sender<()>,
     polls: AtomicUsize,
     /// The claims that wait here now.
     pub(crate) waiting: Waiting,
@@ -134,6 +137,7 @@ impl Replica {
             started: AtomicBool::new(false),
             renewers: Renewers::default(),
             access: Mutex::new(Arc::new(access)),
+            reloads: watch::Sender::new(()),
             polls: AtomicUsize::new(0),
             waiting: Waiting::default(),
             answers: Mutex::new(Answers {
@@ -170,10 +174,19 @@ impl Replica {
         Arc::clone(&self.access.lock())
     }
 
+    /// Hears of each change of principals and rights; of one at once, since the caller may be from before the last.
+    pub(crate) fn reloads(&self) -> watch::Receiver<()> {
+        let mut reloads = self.reloads.subscribe();
+        reloads.mark_changed();
+        reloads
+    }
+
     /// Takes up other principals and rights. Nothing changes if they cannot be used.
     pub(crate) fn reload(&self, principals: &[Principal], anonymous: &[Grant]) -> Result<()> {
         let mut access = self.access.lock();
         *access = Arc::new(Access::new(principals, anonymous, Some(&access))?);
+        drop(access);
+        self.reloads.send_replace(());
         let line = Line::new(&self.id, "operator", None, Deed::Reload);
         if let Some(audit) = &self.audit {
             audit.reopen();

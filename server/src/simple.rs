@@ -100,6 +100,7 @@ pub(crate) async fn take(
         sequencer: sequencer.to_string(),
         lease_ms_since_sent,
         ttl_ms: millis(ttl),
+        replica: replica.bound.is_some().then(|| replica.id.clone()),
         advertise: replica
             .bound
             .is_some()

@@ -11,6 +11,7 @@ use fencelock_wire::{ClaimKey, Kind, WITHOUT};
 use futures_util::stream;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue};
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::access::Streams;
@@ -30,6 +31,10 @@ const LONGEST: Duration = Duration::from_secs(600);
 /// What one client listens to.
 struct Stream {
     replica: Arc<Replica>,
+    caller: Caller,
+    /// The lock; none if it is about claims.
+    name: Option<LockName>,
+    reloads: watch::Receiver<()>,
     receiver: Receiver,
     until: Instant,
     begun: bool,
@@ -52,6 +57,15 @@ impl Drop for Open {
 }
 
 impl Stream {
+    /// Whether its client may listen by the rights of now.
+    fn may(&self) -> bool {
+        let may = self.caller.again().and_then(|caller| match &self.name {
+            Some(name) => caller.must(Right::Look, name),
+            None => caller.must_be_somebody(),
+        });
+        may.is_ok()
+    }
+
     async fn next(&mut self) -> Option<String> {
         if self.over {
             return None;
@@ -60,15 +74,20 @@ impl Stream {
             return Some("retry: 1000\n\n".to_owned());
         }
         let beat = Instant::now() + BEAT;
-        let told = tokio::select! {
+        let told = loop {
+            tokio::select! {
             biased;
+            _ = self.reloads.changed() => if !self.may() {
+                return None;
+            },
             () = self.replica.draining.cancelled() => {
                 self.over = true;
                 return Some("event: draining\ndata: {}\n\n".to_owned());
             }
-            told = self.receiver.next() => told,
+            told = self.receiver.next() => break told,
             () = tokio::time::sleep_until(self.until) => return None,
             () = tokio::time::sleep_until(beat) => return Some(":\n\n".to_owned()),
+            }
         };
         let told = told?;
         let data = serde_json::to_string(&told).unwrap_or_default();
@@ -93,7 +112,7 @@ pub(crate) async fn events(
             return Err(Refusal::invalid(detail));
         }
     };
-    let (receiver, ids) = match (query.get("lock"), claim_key(&headers)?) {
+    let (receiver, ids, name) = match (query.get("lock"), claim_key(&headers)?) {
         (Some(_), Some(_)) => {
             let detail = "a stream is about the lock of the parameter lock or about the claims of the header \
                           Fencelock-Key, not both";
@@ -105,12 +124,13 @@ pub(crate) async fn events(
             // What changes after the answer is told.
             let view = replica.engine.inspect().look(&name).await;
             let view = view.map_err(|error| Refusal::of(&error).name(&name))?;
-            (replica.events.of_lock(&name, view.token()), None)
+            let receiver = replica.events.of_lock(&name, view.token());
+            (receiver, None, Some(name))
         }
         (None, Some(key)) => {
             caller.must_be_somebody()?;
             let ids = ClaimKey::claim_ids(&key);
-            (replica.events.of_claims(ids, hears_grants), Some(ids))
+            (replica.events.of_claims(ids, hears_grants), Some(ids), None)
         }
         (None, None) => {
             let detail = "which events? Send the header Fencelock-Key, or the parameter lock";
@@ -129,6 +149,9 @@ pub(crate) async fn events(
     };
     let stream = Stream {
         _open: open,
+        caller,
+        name,
+        reloads: replica.reloads(),
         replica,
         receiver,
         until: Instant::now() + LONGEST,

@@ -67,6 +67,10 @@ pub struct SimpleGrant {
     pub lease_ms_since_sent: u64,
     /// The lease.
     pub ttl_ms: u64,
+    /// On a store that is bound to replicas: the one that has the claim. Later requests name it in the header
+    /// `Fencelock-Replica`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replica: Option<String>,
     /// On a store that is bound to replicas: where later requests go.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub advertise: Option<String>,

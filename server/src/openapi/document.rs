@@ -116,11 +116,11 @@ fn responses(route: &Route) -> Value {
     let mut responses = Map::new();
     for answer in route.answers {
         let schema = answer.schema.map_or_else(|| json!({}), reference);
-        let mut content = Map::new();
-        content.insert(answer.media.to_owned(), json!({"schema": schema}));
-        let what =
-            json!({"description": answer.what, "headers": headers(None), "content": content});
-        responses.insert(answer.status.to_string(), what);
+        // A status may have more than one form.
+        let response = responses
+            .entry(answer.status.to_string())
+            .or_insert_with(|| json!({"description": answer.what, "headers": headers(None)}));
+        response["content"][answer.media] = json!({"schema": schema});
     }
     let mut problems: BTreeMap<u16, Vec<Kind>> = BTreeMap::new();
     for kind in ALWAYS.iter().chain(route.problems) {

@@ -198,6 +198,12 @@ pub(super) const ROUTES: &[Route] = &[
         answers: &[
             answer(200, "The claim holds", "Granted"),
             answer(202, "The claim waits; ask again at once", "Waiting"),
+            Answer {
+                status: 202,
+                what: "The claim waits; ask again at once",
+                media: LINES,
+                schema: None,
+            },
         ],
         problems: TAKE,
     },

@@ -343,9 +343,10 @@ async fn etcd_one_request_takes_and_another_releases() {
         .await
         .is_problem(409, "held");
     let path = format!("/v1/claims/{}/release", taken["claim"].as_str().unwrap());
+    // All that a later request needs is in the answer.
     let headers = [
         ("Fencelock-Key", taken["key"].as_str().unwrap()),
-        ("Fencelock-Replica", at.service().id()),
+        ("Fencelock-Replica", taken["replica"].as_str().unwrap()),
     ];
     let released = raw(
         at.address(),

@@ -196,3 +196,61 @@ async fn streams_are_limited_and_counted_until_they_end() {
     let nothing = request("GET", "/v1/events", &headers[..1], "");
     raw(at.address(), &nothing).await.is_problem(400, "invalid");
 }
+
+/// What goes on for long asks again for its right when rights are read again.
+#[tokio::test]
+async fn a_stream_and_a_look_end_with_the_right() {
+    let principal = |name: &str| {
+        let token = fencelock_server::BearerToken::draw().unwrap();
+        let mut principal = Principal::new(name);
+        principal.tokens = vec![fencelock_server::TokenHash {
+            id: token.id().to_owned(),
+            sha256: token.sha256(),
+            not_after: None,
+        }];
+        principal.rights = vec![fencelock_server::Grant::on_all(&[Right::Look])];
+        (principal, format!("Bearer {}", token.secret()))
+    };
+    let ((gone, gone_bearer), (mut less, less_bearer)) = (principal("gone"), principal("less"));
+    let (stays, stays_bearer) = principal("stays");
+    let mut config = Config::default();
+    config.principals = vec![gone, less.clone(), stays.clone()];
+    let at = replica_with(Arc::new(Memory::new()), config).await;
+    let client = Client::new();
+    let mut streams = Vec::new();
+    let mut looks = Vec::new();
+    for bearer in [&gone_bearer, &less_bearer, &stays_bearer] {
+        let headers = [("Authorization", bearer.as_str())];
+        streams.push(Events::open(&at, "/v1/events?lock=a", &headers).await);
+        let look = "/v1/lock?name=a&seen=none&wait_ms=20000";
+        let asked = request("GET", look, &headers, "");
+        let address = at.address();
+        looks.push(tokio::spawn(async move { raw(address, &asked).await }));
+    }
+    let all_wait = async {
+        while at.service().polls() < 3 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(PATIENCE, all_wait)
+        .await
+        .expect("the looks do not wait");
+    less.rights = vec![fencelock_server::Grant {
+        prefix: "b/".to_owned(),
+        rights: vec![Right::Look],
+    }];
+    let anonymous = [fencelock_server::Grant::on_all(&[Right::Take])];
+    at.service().reload(&[less, stays], &anonymous).unwrap();
+    client.take(&at, client.claim(), "a").await;
+    let [gone, less, stays] = looks.try_into().unwrap();
+    gone.await.unwrap().is_problem(401, "unauthorized");
+    less.await.unwrap().is_problem(403, "forbidden");
+    assert!(stays.await.unwrap().is(200)["token"].is_u64());
+    let [mut gone, mut less, mut stays] = streams.try_into().ok().unwrap();
+    for events in [&mut gone, &mut less] {
+        // The last chunk of the answer.
+        events.until("\r\n0\r\n\r\n").await;
+        assert!(!events.text.contains("event:"), "{}", events.text);
+    }
+    assert!(stays.next("leader").await["token"].is_u64());
+}

@@ -145,6 +145,7 @@ async fn a_look_needs_a_name_and_takes_no_nonsense() {
         "?name=a&more=1",
         "?name=a&seen=x&wait_ms=1",
         "?name=a&seen=-1&wait_ms=1",
+        "?name=a&seen=0&wait_ms=1",
         "?name=a&seen=9007199254740992&wait_ms=1",
         "?name=a&wait_ms=5",
         "?name=a&seen=none&wait_ms=60001",
@@ -157,9 +158,9 @@ async fn a_look_needs_a_name_and_takes_no_nonsense() {
 }
 
 #[tokio::test]
-async fn tokens_are_below_two_to_the_fifty_third() {
+async fn tokens_are_above_zero_and_below_two_to_the_fifty_third() {
     let (at, client) = (one().await, Client::new());
-    for token in [1u64 << 53, u64::MAX] {
+    for token in [0, 1u64 << 53, u64::MAX] {
         let id = client.claim();
         client
             .renew(&at, id, "a", token)

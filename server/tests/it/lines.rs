@@ -25,6 +25,31 @@ fn asked(client: &Client, id: ClaimId, body: &Value) -> Vec<u8> {
     request("PUT", &path, &headers, &body.to_string())
 }
 
+/// Media types are compared without case, and may stand among others.
+#[tokio::test]
+async fn lines_are_asked_for_in_any_form_of_the_header() {
+    let (at, client) = (one().await, Client::new());
+    client.take(&at, client.claim(), "a").await;
+    let body = json!({"name": "a", "queue": true, "wait_ms": 50}).to_string();
+    for (accept, lines) in [
+        ("application/json, application/x-ndjson;q=0.9", true),
+        ("APPLICATION/X-NDJSON", true),
+        ("application/json, */*", false),
+    ] {
+        let headers = [("Fencelock-Key", client.key.secret()), ("Accept", accept)];
+        let path = format!("/v1/claims/{}", client.claim());
+        let asked = request("PUT", &path, &headers, &body);
+        let mut stream = TcpStream::connect(at.address()).await.unwrap();
+        stream.write_all(&asked).await.unwrap();
+        let (mut stream, mut head) = (BufReader::new(stream), String::new());
+        while !head.ends_with("\r\n\r\n") {
+            stream.read_line(&mut head).await.unwrap();
+        }
+        let has = head.contains("content-type: application/x-ndjson");
+        assert_eq!(has, lines, "{accept}: {head}");
+    }
+}
+
 fn waits(name: &str, wait_ms: u64) -> Value {
     json!({"name": name, "queue": true, "wait_ms": wait_ms})
 }

@@ -509,9 +509,9 @@ async fn nobody_is_evicted_if_that_cannot_be_written() {
         .await
         .is(201);
     let evict = json!({"name": "a", "token": taken["token"], "how": "release"});
-    boss.ask(&at, "POST", "/v1/evict", &evict)
-        .await
-        .is_problem(503, "unavailable");
+    let refused = boss.ask(&at, "POST", "/v1/evict", &evict).await;
+    refused.is_problem(503, "unavailable");
+    assert_eq!(refused.get("title"), "The audit log cannot be written");
     let lock = boss
         .ask(&at, "GET", "/v1/lock?name=a", &Value::Null)
         .await

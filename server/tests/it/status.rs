@@ -444,3 +444,18 @@ impl fmt::Display for Plain {
         self.memory.fmt(f)
     }
 }
+
+/// A limit of the configuration is not blamed on the store.
+#[tokio::test]
+async fn a_lease_beyond_the_configured_limit_names_it() {
+    let mut config = fencelock_server::Config::default();
+    config.limits.max_ttl = std::time::Duration::from_secs(10);
+    let at =
+        crate::client::replica_with(std::sync::Arc::new(fencelock_core::Memory::new()), config)
+            .await;
+    let refused = ask(&at, "POST", "/v1/claims", r#"{"name":"a","ttl_ms":20000}"#).await;
+    refused.is_problem(422, "unsupported");
+    let detail = refused.get("detail").to_string();
+    assert!(detail.contains("max_ttl of its configuration"), "{detail}");
+    assert!(!detail.contains("store"), "{detail}");
+}

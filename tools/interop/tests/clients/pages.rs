@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use fencelock_testbed::{Dir, Port};
+use fencelock_testbed::{Dir, Etcd, Port};
 
 use crate::program::{installed, node_dir, python};
 use crate::service::{Service, fencelock};
@@ -34,13 +34,26 @@ fn assert_runs(mut command: Command, what: &str) -> String {
     out.into_owned()
 }
 
-/// All blocks of the page are one session in one shell, with the service that the page itself starts.
 #[test]
 fn the_commands_of_the_page_on_http_run() {
+    let dir = Dir::new("http").expect("a directory");
+    let store = format!("sqlite:{}", dir.join("locks.db"));
+    the_page_on_http_runs(&dir, &store);
+}
+
+/// There, claims belong to the replica.
+#[test]
+fn the_commands_of_the_page_on_http_run_on_etcd() {
+    let etcd = Etcd::start().expect("etcd");
+    let dir = Dir::new("http-etcd").expect("a directory");
+    the_page_on_http_runs(&dir, etcd.url());
+}
+
+/// All blocks of the page are one session in one shell, with the service that the page itself starts.
+fn the_page_on_http_runs(dir: &Dir, store: &str) {
     let port = Port::free().expect("a port");
     let blocks = blocks(HTTP, "sh", port.number());
     assert!(blocks.len() >= 6, "only {} blocks were found", blocks.len());
-    let dir = Dir::new("http").expect("a directory");
     let path = std::env::var("PATH").expect("PATH");
     let program: PathBuf = fencelock();
     let bin = program.parent().expect("a directory").display();
@@ -51,10 +64,7 @@ fn the_commands_of_the_page_on_http_run() {
         .args(["-euo", "pipefail", "-c", &script])
         .current_dir(dir.path())
         .env_remove("FENCELOCK_OWNER")
-        .env(
-            "FENCELOCK_STORE",
-            format!("sqlite:{}", dir.join("locks.db")),
-        )
+        .env("FENCELOCK_STORE", store)
         .env("PATH", format!("{bin}:{path}"));
     assert_runs(command, &script);
 }
