@@ -46,7 +46,7 @@ fn the_commands_of_the_page_on_http_run() {
 fn the_commands_of_the_page_on_http_run_on_etcd() {
     let etcd = Etcd::start().expect("etcd");
     let dir = Dir::new("http-etcd").expect("a directory");
-    the_page_on_http_runs(&dir, etcd.url());
+    the_page_on_http_runs(&dir, &etcd.url());
 }
 
 /// All blocks of the page are one session in one shell, with the service that the page itself starts.
