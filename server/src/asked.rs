@@ -131,6 +131,14 @@ pub(crate) fn token(token: Token) -> Result<Token, Refusal> {
     }
 }
 
+/// The token of a request to evict. Zero is nobody's, and so evicts nobody, as each other token does that is not the holder's.
+pub(crate) fn any_token(asked: Token) -> Result<Token, Refusal> {
+    match asked.get() {
+        0 => Ok(asked),
+        _ => token(asked),
+    }
+}
+
 /// How long a client may believe, from when it sent its request, which was before `received`.
 pub(crate) fn since_sent(counted_from: BootInstant, lease: Duration, received: BootInstant) -> u64 {
     millis((counted_from + lease).since(received))

@@ -12,7 +12,7 @@ use fencelock_wire::{
 };
 use http::StatusCode;
 
-use crate::asked::{since_sent, token};
+use crate::asked::{any_token, since_sent, token};
 use crate::audit::{Deed, Line};
 use crate::caller::Caller;
 use crate::incoming::{Json, Query, Received};
@@ -221,7 +221,7 @@ pub(crate) async fn evict(
     caller: Caller,
     Json(body): Json<Evict>,
 ) -> Result<Response, Refusal> {
-    let (name, token) = (body.name, token(body.token)?);
+    let (name, token) = (body.name, any_token(body.token)?);
     let done = take_away(&replica, &caller, received, &name, token, body.how).await?;
     Ok(json(StatusCode::OK, &Evicted { done }))
 }

@@ -167,9 +167,12 @@ async fn tokens_are_above_zero_and_below_two_to_the_fifty_third() {
             .await
             .is_problem(400, "invalid");
         let body = json!({"name": "a", "token": token, "how": "ask"});
-        ask(&at, "POST", "/v1/evict", &body.to_string())
-            .await
-            .is_problem(400, "invalid");
+        let evicted = ask(&at, "POST", "/v1/evict", &body.to_string()).await;
+        match token {
+            // Nobody has it, and a library may ask for the one below a holder's.
+            0 => assert_eq!(evicted.is(200)["done"], false),
+            _ => evicted.is_problem(400, "invalid"),
+        }
     }
 }
 
