@@ -78,7 +78,9 @@ fn describe(view: &LockView, owner: &str) -> String {
     if let Some(at) = view.waiters.iter().position(|waiter| waiter.owner == owner) {
         text += &format!(" (place {} of {})", at + 1, view.waiters.len());
     }
-    if let Some(held) = held(view) {
+    // Of two stores between which the locks move, the request may have the first already.
+    if let Some(held) = held(view).filter(|_| !view.holders.iter().any(|held| held.owner == owner))
+    {
         text += &format!(", held {held}");
     }
     text

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use fencelock_testbed::Dir;
@@ -30,6 +30,9 @@ pub(crate) struct Ran {
 pub(crate) struct Running {
     child: Child,
     out: BufReader<ChildStdout>,
+    err: Option<BufReader<ChildStderr>>,
+    /// What was read of its messages.
+    said: String,
 }
 
 impl Fixture {
@@ -116,6 +119,13 @@ impl Fixture {
         serde_json::from_str(&shown.out).unwrap()
     }
 
+    /// Waits until a claim holds.
+    pub(crate) fn await_holder(&self, name: &str) {
+        until(&format!("somebody holds {name}"), || {
+            !self.show(name)["holders"].as_array().unwrap().is_empty()
+        });
+    }
+
     /// Waits until `count` claims are queued.
     pub(crate) fn await_waiters(&self, name: &str, count: usize) {
         until(&format!("{count} wait for {name}"), || {
@@ -134,6 +144,28 @@ pub(crate) fn finish(mut command: Command) -> Ran {
     }
 }
 
+/// Runs the commands of a page, in this directory if any, with this `fencelock`.
+#[cfg(all(feature = "redis", feature = "etcd"))]
+pub(crate) fn run_block(script: &str, dir: Option<&std::path::Path>) -> Ran {
+    let here = std::path::Path::new(env!("CARGO_BIN_EXE_fencelock"));
+    let path = std::env::var("PATH").unwrap();
+    let path = format!("{}:{path}", here.parent().unwrap().display());
+    let mut command = Command::new("bash");
+    if let Some(dir) = dir {
+        command.current_dir(dir);
+    }
+    command
+        .args(["-euo", "pipefail", "-c", script])
+        .env_remove("FENCELOCK_OWNER")
+        .env_remove("FENCELOCK_STORE")
+        .env("SHELL", "/bin/sh")
+        .env("PATH", path)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    finish(command)
+}
+
 fn code(status: std::process::ExitStatus) -> i32 {
     // Only a test ends `fencelock` itself with a signal.
     use std::os::unix::process::ExitStatusExt;
@@ -146,7 +178,13 @@ impl Running {
     pub(crate) fn start(mut command: Command) -> Self {
         let mut child = command.spawn().unwrap();
         let out = BufReader::new(child.stdout.take().unwrap());
-        Self { child, out }
+        let err = child.stderr.take().map(BufReader::new);
+        Self {
+            child,
+            out,
+            err,
+            said: String::new(),
+        }
     }
 
     pub(crate) fn pid(&self) -> i32 {
@@ -159,6 +197,15 @@ impl Running {
         self.out.read_line(&mut line).unwrap();
         assert!(line.ends_with('\n'), "the output ends with {line:?}");
         line.trim_end().to_owned()
+    }
+
+    /// Waits until it says this on standard error.
+    pub(crate) fn says(&mut self, part: &str) {
+        let err = self.err.as_mut().unwrap();
+        while !self.said.contains(part) {
+            let read = err.read_line(&mut self.said).unwrap();
+            assert_ne!(read, 0, "it ends before {part:?}: {}", self.said);
+        }
     }
 
     /// The next line of its output, as JSON.
@@ -199,9 +246,10 @@ impl Running {
             assert!(begun.elapsed() < TIMEOUT, "it does not end");
             std::thread::sleep(Duration::from_millis(2));
         };
-        let (mut out, mut err) = (String::new(), String::new());
+        let mut out = String::new();
         self.out.read_to_string(&mut out).unwrap();
-        let mut stderr = self.child.stderr.take().unwrap();
+        let mut err = std::mem::take(&mut self.said);
+        let stderr = self.err.as_mut().unwrap();
         stderr.read_to_string(&mut err).unwrap();
         let code = code(status);
         Ran { code, out, err }

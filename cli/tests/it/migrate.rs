@@ -6,6 +6,8 @@ use fencelock_testbed::Dir;
 #[cfg(all(feature = "redis", feature = "etcd"))]
 use fencelock_testbed::{Etcd, Redis};
 
+#[cfg(all(feature = "redis", feature = "etcd"))]
+use crate::fixture::run_block;
 use crate::fixture::{Fixture, Ran};
 
 fn token(ran: &Ran) -> u64 {
@@ -135,8 +137,6 @@ fn a_store_with_several_counters_is_refused() {
 #[cfg(all(feature = "redis", feature = "etcd"))]
 #[test]
 fn the_commands_of_the_page_on_operations_run() {
-    use std::process::Stdio;
-
     const PAGE: &str = include_str!("../../../docs/operations.md");
     let redis = Redis::start().unwrap();
     let etcd = Etcd::start().unwrap();
@@ -155,20 +155,7 @@ fn the_commands_of_the_page_on_operations_run() {
     let script = block
         .replace(from, &own(from, &redis.url()))
         .replace(to, &own(to, &etcd.url()));
-    let here = std::path::Path::new(env!("CARGO_BIN_EXE_fencelock"));
-    let path = std::env::var("PATH").unwrap();
-    let path = format!("{}:{path}", here.parent().unwrap().display());
-    let mut command = Command::new("bash");
-    command
-        .args(["-euo", "pipefail", "-c", &script])
-        .env_remove("FENCELOCK_OWNER")
-        .env_remove("FENCELOCK_STORE")
-        .env("SHELL", "/bin/sh")
-        .env("PATH", path)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    let ran = crate::fixture::finish(command);
+    let ran = run_block(&script, None);
     assert_eq!(ran.code, 0, "{ran:?}");
     assert!(ran.out.contains("raised the tokens of etcd://"), "{ran:?}");
     assert!(next(&etcd.url()) > ahead);

@@ -1,13 +1,13 @@
 //! `migrate` while programs run: its steps by commands, and programs that are stopped, killed or forgotten meanwhile.
 
-use std::time::Duration;
-
 use fencelock_testbed::Dir;
 #[cfg(all(feature = "redis", feature = "etcd"))]
 use fencelock_testbed::{Etcd, Redis};
 use rustix::process::Signal;
 use serde_json::Value;
 
+#[cfg(all(feature = "redis", feature = "etcd"))]
+use crate::fixture::run_block;
 use crate::fixture::{Fixture, Ran, Running, until};
 
 /// Two files between which locks move, with programs on them.
@@ -150,8 +150,8 @@ fn a_step_that_is_killed_is_made_by_the_next_one() {
     let all = Move::prepared();
     all.done(&["begin"]);
     let version = all.status()["version"].as_u64().unwrap();
-    let killed = all.programs.start(&["migrate", "finish"]);
-    std::thread::sleep(Duration::from_millis(200));
+    let mut killed = all.programs.start(&["migrate", "finish"]);
+    killed.says("waiting 2 s before phase 2");
     killed.signal(Signal::KILL);
     assert_eq!(killed.end().code, -9);
     assert_eq!(all.status()["version"], version);
@@ -166,6 +166,76 @@ fn a_step_that_is_killed_is_made_by_the_next_one() {
         "{before}"
     );
     all.token();
+}
+
+/// Nothing is granted until somebody makes the step. Nobody holds, and least of all who asks.
+#[test]
+fn who_waits_in_a_hush_that_was_left_is_told_so() {
+    let all = Move::prepared();
+    all.done(&["begin"]);
+    // A step waits for this lock when it draws a token.
+    let within = Fixture::on(format!("{}?outside-set=yes", all.url("old")));
+    let mut probe = within.start(&["hold", "fencelock/migrate"]);
+    probe.line();
+    let mut killed = all.programs.start(&["migrate", "finish"]);
+    killed.says("fencelock: phase 2");
+    killed.signal(Signal::KILL);
+    killed.end();
+    let words = |wait: &'static [&'static str]| {
+        [&["run", "--ttl", TTL], wait, &["x", "--", "true"]].concat()
+    };
+    // The first one has its place in the old store, and the other one comes after it.
+    let first = all.programs.start(&words(&["-w", "1500ms"]));
+    all.programs.await_holder("x");
+    for ran in [
+        all.programs.run(&words(&["-w", "200ms"])),
+        all.programs.run(&words(&["-n"])),
+        first.end(),
+    ] {
+        assert_eq!(ran.code, 69, "{ran:?}");
+        assert!(ran.err.contains("between two stores"), "{ran:?}");
+        assert!(ran.err.contains("migrate finish"), "{ran:?}");
+        assert!(!ran.err.contains("held by"), "{ran:?}");
+    }
+    assert_eq!(probe.end().code, 0);
+    assert!(all.done(&["finish"]).starts_with("phase 3"));
+    all.token();
+}
+
+/// Two people prepare at once, with the stores in another order.
+#[test]
+fn abort_ends_what_two_preparations_left() {
+    let all = Move::prepared();
+    let encoded = |name: &str| all.url(name).replace(':', "%3A");
+    let swapped = format!(
+        "migrate:?set=orders&from={}&to={}",
+        encoded("new"),
+        encoded("old")
+    );
+    // The other one has written its first record, as the first one has.
+    let other = Dir::new("migrate").unwrap();
+    let (new, lost) = (all.dir.join("new"), other.join("lost"));
+    std::fs::remove_file(&new).unwrap();
+    let half = format!(
+        "migrate:?set=orders&from={}&to=sqlite%3A{lost}",
+        encoded("new")
+    );
+    let terms = ["prepare", "--pace", "2s", "--tight", "400ms"];
+    let prepare = |programs: &Fixture| programs.run(&[&["migrate"], &terms[..]].concat());
+    assert_eq!(prepare(&Fixture::on(half)).code, 0);
+    let swapped = Fixture::on(swapped);
+    for ran in [
+        prepare(&all.programs),
+        prepare(&swapped),
+        all.step(&["begin"]),
+        swapped.run(&["migrate", "begin"]),
+    ] {
+        assert_eq!(ran.code, 78, "{ran:?}");
+    }
+    assert!(all.done(&["abort"]).starts_with("phase 0"));
+    assert!(all.done(&["begin"]).starts_with("phase 1"));
+    all.token();
+    assert_eq!(swapped.run(&["migrate", "abort"]).code, 78);
 }
 
 #[test]
@@ -203,8 +273,6 @@ fn stores_of_other_sets_and_swapped_ones_are_refused() {
 #[cfg(all(feature = "redis", feature = "etcd"))]
 #[test]
 fn the_live_walk_of_the_page_on_operations_runs() {
-    use std::process::{Command, Stdio};
-
     const PAGE: &str = include_str!("../../../docs/operations.md");
     // One that forgets its locks in a restart is refused soon after it.
     let redis = Redis::builder().append_only("always").start().unwrap();
@@ -226,21 +294,7 @@ fn the_live_walk_of_the_page_on_operations_runs() {
         script = script.replace(line, &own);
     }
     let dir = Dir::new("walk").unwrap();
-    let here = std::path::Path::new(env!("CARGO_BIN_EXE_fencelock"));
-    let path = std::env::var("PATH").unwrap();
-    let path = format!("{}:{path}", here.parent().unwrap().display());
-    let mut command = Command::new("bash");
-    command
-        .args(["-euo", "pipefail", "-c", &script])
-        .current_dir(dir.path())
-        .env_remove("FENCELOCK_OWNER")
-        .env_remove("FENCELOCK_STORE")
-        .env("SHELL", "/bin/sh")
-        .env("PATH", path)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    let ran = crate::fixture::finish(command);
+    let ran = run_block(&script, Some(dir.path()));
     assert_eq!(ran.code, 0, "{ran:?}");
     let tokens = ran
         .out

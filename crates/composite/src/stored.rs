@@ -58,10 +58,18 @@ pub(crate) struct Moving {
     /// In the hush: the phase before it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) hush_from: Option<u32>,
+    /// In the first phase: the new store is not kept for the set.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(crate) given_back: bool,
     /// Who wrote it, for people.
     pub(crate) by: String,
     /// When, in seconds since 1970, for people.
     pub(crate) at: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
+fn is_false(flag: &bool) -> bool {
+    !flag
 }
 
 impl Shards {
@@ -107,6 +115,7 @@ impl Stored {
                 lock_delay_ms: millis(times.lock_delay),
                 floors: BTreeMap::new(),
                 hush_from: None,
+                given_back: false,
                 by: by.to_owned(),
                 at: 0,
             }),
@@ -249,7 +258,7 @@ impl Stored {
 }
 
 /// Whether the store with this record may be used by itself: it alone is in charge of all names of a set that moves, and nobody
-/// has begun to move, or the move is over. So programs need not be switched all at once.
+/// has begun to move, or the move is over, or the store was given back. So programs need not be switched all at once.
 ///
 /// ```
 /// assert!(!fencelock_composite::may_stand_alone("nonsense"));
@@ -263,8 +272,12 @@ pub fn may_stand_alone(record: &str) -> bool {
         return false;
     };
     let alone = |map: &Map| map.shards().map(|(id, _)| id).eq([stored.shard.as_str()]);
+    let given_back = stored
+        .moving
+        .as_ref()
+        .is_some_and(|moving| moving.given_back);
     match stored.phase() {
-        Phase::Old => alone(&old),
+        Phase::Old => alone(&old) || given_back,
         Phase::New => alone(&new),
         Phase::BothOld | Phase::Hush | Phase::BothNew => false,
     }

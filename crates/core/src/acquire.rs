@@ -486,7 +486,14 @@ impl Acquire {
             return refuse("permits", "it has no semaphores");
         }
         if !self.lock_delay.is_zero() && !promises.lock_delay {
-            return refuse("a lock-delay", "a lock there ends with its connection");
+            let why = match promises.lease {
+                LeaseKind::Lease => {
+                    "it was set up without one (a set that moves: `fencelock migrate prepare --lock-delay`)"
+                }
+                LeaseKind::Session => "a lock there ends with the session of its client",
+                LeaseKind::Connection => "a lock there ends with its connection",
+            };
+            return refuse("a lock-delay", why);
         }
         state.check_ttl(self.ttl, self.lock_delay)?;
         self.check_at_least()?;

@@ -43,7 +43,37 @@ pub struct MigrateSet {
     set: Option<String>,
     breaker: bool,
     /// The old and the new store, or what is wrong with them.
-    stores: Result<[Arc<Member>; 2]>,
+    stores: Result<[Arc<Member>; 2], Wrong>,
+}
+
+/// A store that cannot be used, and why.
+#[derive(Clone, Debug)]
+struct Wrong {
+    store: String,
+    why: String,
+}
+
+impl Wrong {
+    /// An error of a store, named as one of this set.
+    fn new(set: Option<&str>, id: &str, error: &Error) -> Self {
+        let of = format!("{SCHEME}:{}[{id}]", set.unwrap_or(SCHEME));
+        match error {
+            Error::Config { store, why, .. } => Self {
+                store: format!("{of} {}", store.trim_end_matches(':')),
+                why: why.clone(),
+            },
+            other => Self {
+                store: of,
+                why: other.to_string(),
+            },
+        }
+    }
+}
+
+impl From<Wrong> for Error {
+    fn from(Wrong { store, why }: Wrong) -> Self {
+        Self::config(store, why)
+    }
 }
 
 impl MigrateSet {
@@ -51,7 +81,7 @@ impl MigrateSet {
         let mut url = StoreUrl::new(SCHEME, [""; 0], "");
         url.set("set", set);
         Self {
-            stores: members(&url, from, to),
+            stores: members(Some(set), from, to),
             url,
             set: Some(set.to_owned()),
             breaker: true,
@@ -71,10 +101,10 @@ impl MigrateSet {
         let (Some(from), Some(to)) = (from, to) else {
             return Err(refuse(&url));
         };
-        let stores = members(&url, read(&from), read(&to));
-        stores
-            .as_ref()
-            .map_err(|error| url.refuse(error.to_string()))?;
+        let stores = members(set.as_deref(), read(&from), read(&to));
+        if let Err(wrong) = &stores {
+            return Err(wrong.clone().into());
+        }
         Ok(Self {
             url,
             set,
@@ -84,8 +114,7 @@ impl MigrateSet {
     }
 
     fn described(&self) -> Result<Migrate> {
-        let stores = self.stores.as_ref();
-        let [from, to] = stores.map_err(|error| self.url.refuse(error.to_string()))?;
+        let [from, to] = self.stores.as_ref().map_err(Wrong::clone)?;
         let shard = |id, member| Shard::new(id, opener(member, self.url.inspect_only));
         let stores = Migrate::between(shard("from", from), shard("to", to)).breaker(self.breaker);
         Ok(match &self.set {
@@ -104,12 +133,15 @@ impl MigrateSet {
     }
 }
 
-fn members(url: &StoreUrl, from: Options, to: Options) -> Result<[Arc<Member>; 2]> {
-    let member = |what: &str, store| {
+fn members(set: Option<&str>, from: Options, to: Options) -> Result<[Arc<Member>; 2], Wrong> {
+    let member = |id, what: &str, store| {
         let member = Member::new(what, store).map(Arc::new);
-        member.map_err(|error: Error| Error::config(url, format!("{what}: {error}")))
+        member.map_err(|error| Wrong::new(set, id, &error))
     };
-    Ok([member("the old store", from)?, member("the new store", to)?])
+    Ok([
+        member("from", "the old store", from)?,
+        member("to", "the new store", to)?,
+    ])
 }
 
 /// Without passwords.
@@ -128,10 +160,9 @@ impl StoreOptions for MigrateSet {
     fn check(&self) -> Result<()> {
         let described = self.described()?;
         if let Ok(stores) = &self.stores {
-            for member in stores {
-                member
-                    .check()
-                    .map_err(|error| self.url.refuse(error.to_string()))?;
+            for (id, member) in ["from", "to"].into_iter().zip(stores) {
+                let checked = member.check();
+                checked.map_err(|error| Wrong::new(self.set.as_deref(), id, &error))?;
             }
         }
         let mut url = self.url.clone();
@@ -156,6 +187,23 @@ impl StoreOptions for MigrateSet {
 #[cfg(test)]
 mod tests {
     use crate::Store;
+
+    #[test]
+    fn a_store_that_cannot_be_used_is_named_once() {
+        let bad = Store::from("migrate:?set=a&from=memory:&to=memory:%3Fbad=1");
+        let text = bad.check().unwrap_err().to_string();
+        assert!(
+            text.starts_with("store migrate:a[to] memory: the option"),
+            "{text}"
+        );
+        let unknown = Store::from("migrate:?from=foo:&to=memory:");
+        let text = unknown.check().unwrap_err().to_string();
+        assert!(
+            text.starts_with("store migrate:migrate[from] foo: the scheme"),
+            "{text}"
+        );
+        assert_eq!(text.matches("migrate:").count(), 1, "{text}");
+    }
 
     #[test]
     fn the_documented_options_are_taken() {

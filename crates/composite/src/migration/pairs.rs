@@ -82,24 +82,30 @@ pub(crate) async fn list(first: &dyn Engine, second: &dyn Engine) -> Result<Held
     Ok(held)
 }
 
+/// What was seen of those who hold in one store alone.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    /// The last listing.
+    pub(crate) held: Held,
+    /// Those who do so for longer than shortly, as far as that could be seen.
+    pub(crate) lingering: Vec<Unpaired>,
+}
+
 /// Looks until nobody holds in `first` alone for longer than shortly, and has not for `quiet`; or until `patience` is over.
-/// Returns those who do.
+/// Returns those who do, and the last listing.
 pub(crate) async fn lingering(
     first: &Arc<dyn Engine>,
     second: &Arc<dyn Engine>,
     quiet: Duration,
     patience: Duration,
-) -> Result<Vec<Unpaired>> {
+) -> Result<Seen> {
     let begun = Instant::now();
     let mut seen: BTreeMap<Unpaired, Instant> = BTreeMap::new();
     let mut clean_since = begun;
     loop {
         let now = Instant::now();
-        let found: BTreeSet<_> = list(&**first, &**second)
-            .await?
-            .only_first
-            .into_iter()
-            .collect();
+        let held = list(&**first, &**second).await?;
+        let found: BTreeSet<_> = held.only_first.iter().cloned().collect();
         seen.retain(|unpaired, _| found.contains(unpaired));
         for unpaired in found {
             seen.entry(unpaired).or_insert(now);
@@ -113,13 +119,13 @@ pub(crate) async fn lingering(
         // Of those who were there at the beginning it must be seen what becomes of them.
         let decided = young.is_empty() || begun.elapsed() >= SHORTLY;
         if old.is_empty() && decided && clean_since.elapsed() >= quiet {
-            return Ok(Vec::new());
+            let lingering = Vec::new();
+            return Ok(Seen { held, lingering });
         }
         if !old.is_empty() && begun.elapsed() >= patience.max(SHORTLY) {
-            return Ok(old
-                .into_iter()
-                .map(|(unpaired, _)| unpaired.clone())
-                .collect());
+            let lingering = old.into_iter().map(|(unpaired, _)| unpaired.clone());
+            let lingering = lingering.collect();
+            return Ok(Seen { held, lingering });
         }
         tokio::time::sleep(PAUSE).await;
     }

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use fencelock_core::{Engine, Error, Floor, Result};
+use fencelock_core::{Engine, Error, Floor, Promises, Result};
 
 use crate::migration::change::{Migration, Opened, Stepped, now};
 use crate::migration::records::{Records, Settled};
+use crate::phase::Phase;
 use crate::promises::{Promised, of_moving};
 use crate::stored::{Stored, may_stand_alone};
 use crate::times::Times;
@@ -119,7 +120,7 @@ impl Migration {
         let records = self.records(opened, wanted.record_lost);
         let promised = self.promised(opened, times)?;
         let (mut version, mut made) = (0, false);
-        let mut before = Vec::new();
+        let (mut before, mut over) = (Vec::new(), Vec::new());
         for (at, engine) in opened.engines.iter().enumerate() {
             let record = engine.record("", None).await?;
             before.push(record.version);
@@ -129,10 +130,15 @@ impl Migration {
                 Found::Over(last) => {
                     check_pace(&**engine, &last, times)?;
                     version = version.max(last.version);
+                    over.push(at);
                 }
             }
         }
-        if !made {
+        if made {
+            for at in over {
+                records.take_over(at).await?;
+            }
+        } else {
             for (id, _) in self.new.shards() {
                 check_unused(&**opened.at(id)?).await?;
             }
@@ -185,6 +191,12 @@ impl Migration {
                     "{why}. That set's move is over, or was never begun: `--replace` ends that set"
                 ),
             )),
+            Err(why) if is_first(text) => Err(Error::config(
+                engine,
+                format!(
+                    "{why}. That set is in its first phase: `fencelock migrate abort` of that set gives this store back"
+                ),
+            )),
             Err(why) => Err(Error::config(engine, why)),
         }
     }
@@ -206,8 +218,34 @@ impl Migration {
             );
             return Err(Error::invalid("pace", format!("{:?}", times.pace), why));
         }
+        check_lock_delay(&all, &promises, times)?;
         Ok(all)
     }
+}
+
+/// Refuses a lock-delay that no program could ask for.
+fn check_lock_delay(stores: &Promised, set: &Promises, times: Times) -> Result<()> {
+    let wanted = times.lock_delay;
+    if wanted.is_zero() {
+        return Ok(());
+    }
+    // Beside it the shortest ttl.
+    let longest = set.max_ttl.saturating_sub(set.min_ttl);
+    let why = match stores.promises("migrate").lock_delay {
+        false => "one of the stores offers none".to_owned(),
+        true if wanted > longest => format!(
+            "no program could use it: with its ttl it is at most {:?}, two thirds of the pace or less, so it is {longest:?} at \
+             most",
+            set.max_ttl
+        ),
+        true => return Ok(()),
+    };
+    Err(Error::invalid("lock-delay", format!("{wanted:?}"), why))
+}
+
+/// Whether it is the record of a set in its first phase.
+fn is_first(text: &str) -> bool {
+    Stored::parse(text).is_ok_and(|stored| stored.moving.is_some() && stored.phase() == Phase::Old)
 }
 
 /// A record that a store has.

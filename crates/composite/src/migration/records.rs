@@ -6,7 +6,9 @@ use fencelock_core::engine::{Record, RecordChange};
 use fencelock_core::{BootInstant, Clock, Engine, Error, Result};
 use futures_util::future::join_all;
 
-use crate::stored::Stored;
+use crate::phase::Phase;
+use crate::stored::{Stored, may_stand_alone};
+use crate::unused::check_unused;
 
 /// How often somebody else may write at the same moment.
 const ROUNDS: u32 = 20;
@@ -168,6 +170,38 @@ impl Records<'_> {
         }
         let settled = self.settle().await?;
         Ok((settled.stored == next).then_some(settled))
+    }
+
+    /// Gives a store that has the record of another set, whose move is over or was never begun, that of this set.
+    pub(crate) async fn take_over(&self, at: usize) -> Result<()> {
+        let Some(own) = self.read(self.arbiter).await?.stored else {
+            return Ok(());
+        };
+        check_unused(&*self.engines[at]).await?;
+        let before = self.engines[at].record("", None).await?;
+        // Else somebody else has written it, which the caller finds.
+        if before.text.is_empty() || may_stand_alone(&before.text) {
+            self.write(at, before.version, &own.of_shard(&self.ids[at]))
+                .await?;
+        }
+        Ok(())
+    }
+
+    /// The stores that say of themselves that they are the arbiter of this very set, and are not: `prepare` was called twice at
+    /// once, with the stores in another order. Nobody has begun.
+    pub(crate) async fn doubles(&self) -> Result<Vec<usize>> {
+        let mut doubles = Vec::new();
+        for at in (0..self.ids.len()).filter(|at| *at != self.arbiter) {
+            let record = self.engines[at].record("", None).await?;
+            let of_arbiter = |stored: &Stored| {
+                let own = stored.check_moving(self.set, &self.ids[self.arbiter], self.ids);
+                own.is_ok() && stored.phase() == Phase::Old
+            };
+            if Stored::parse(&record.text).as_ref().is_ok_and(of_arbiter) {
+                doubles.push(at);
+            }
+        }
+        Ok(doubles)
     }
 
     fn busy(&self) -> Error {

@@ -6,7 +6,7 @@ use fencelock_core::{Error, Result};
 use futures_util::future::join_all;
 
 use crate::migration::change::{Migration, Opened};
-use crate::migration::pairs::{Unpaired, lingering, list};
+use crate::migration::pairs::{Held, Unpaired, lingering, list};
 use crate::phase::Phase;
 use crate::stored::Stored;
 
@@ -141,13 +141,23 @@ impl Migration {
             self.first_of(opened, &self.old)?,
             self.first_of(opened, &self.new)?,
         );
-        let held = list(&**old, &**new).await?;
-        status.held = Some((held.only_first.len(), held.only_second, held.both));
-        status.unpaired = match status.phase {
-            Phase::BothOld => lingering(old, new, Duration::ZERO, Duration::ZERO).await?,
-            Phase::BothNew => lingering(new, old, Duration::ZERO, Duration::ZERO).await?,
-            Phase::Old | Phase::Hush | Phase::New => Vec::new(),
-        };
+        // What is counted and who is named are of one listing.
+        let counts = |held: &Held| (held.only_first.len(), held.only_second, held.both);
+        let zero = Duration::ZERO;
+        status.held = Some(match status.phase {
+            Phase::BothOld => {
+                let seen = lingering(old, new, zero, zero).await?;
+                status.unpaired = seen.lingering;
+                counts(&seen.held)
+            }
+            Phase::BothNew => {
+                let seen = lingering(new, old, zero, zero).await?;
+                status.unpaired = seen.lingering;
+                let (only_new, only_old, both) = counts(&seen.held);
+                (only_old, only_new, both)
+            }
+            Phase::Old | Phase::Hush | Phase::New => counts(&list(&**old, &**new).await?),
+        });
         Ok(status)
     }
 }

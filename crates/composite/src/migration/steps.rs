@@ -14,6 +14,7 @@ use crate::migration::records::{AFTER_LOSS, Records, Settled};
 use crate::phase::Phase;
 use crate::stored::Stored;
 use crate::times::Times;
+use crate::unused::check_unused;
 
 /// How many holders a text names.
 const NAMED: usize = 5;
@@ -63,15 +64,46 @@ impl Migration {
         self.walk(opened, how, target, |_| None).await
     }
 
-    /// Back to the old store alone, from wherever it is.
+    /// Back to the old store alone, from wherever it is. There already, the new store is given back: it may be used by itself
+    /// or by another set, and [`begin`](Self::begin) takes it again if nobody locks there.
     ///
     /// # Errors
     /// Those of the stores, which all must answer.
     pub async fn abort(&self, how: &How<'_>) -> Result<Stepped> {
         let opened = self.open().await?;
-        let stepped = self.walk(&opened, how, Phase::Old, |_| None).await;
+        let stepped = self.abort_opened(&opened, how).await;
         opened.close().await;
         stepped
+    }
+
+    async fn abort_opened(&self, opened: &Opened, how: &How<'_>) -> Result<Stepped> {
+        let records = self.records(opened, how.record_lost);
+        for at in records.doubles().await? {
+            records.take_over(at).await?;
+        }
+        let settled = records.settle().await?;
+        if settled.stored.phase() != Phase::Old {
+            return self.walk(opened, how, Phase::Old, |_| None).await;
+        }
+        let given = |stored: &Stored| {
+            stored
+                .moving
+                .as_ref()
+                .is_some_and(|moving| moving.given_back)
+        };
+        if !given(&settled.stored) {
+            let mut next = settled.stored.next(Phase::Old);
+            sign(&mut next, how.by);
+            if let Some(moving) = &mut next.moving {
+                moving.given_back = true;
+            }
+            if records.step(&settled, &next).await?.is_none() {
+                let why = "somebody else has changed the record meanwhile";
+                return Ok(Stepped::NotYet(why.to_owned()));
+            }
+        }
+        (how.tell)("the new store may be used by itself, or by another set, until this one begins");
+        Ok(Stepped::Done(Phase::Old))
     }
 
     /// From both, of which the new one counts, to the new store alone, although the old one is gone for good and does not
@@ -197,6 +229,7 @@ impl Migration {
         let mut next = from.stored.next(to);
         sign(&mut next, how.by);
         if let Some(moving) = &mut next.moving {
+            moving.given_back = false;
             let before = moving.hush_from.take();
             if to == Phase::Hush {
                 moving.hush_from = Some(phase.number());
@@ -257,6 +290,18 @@ impl Migration {
         how: &How<'_>,
         stored: &Stored,
     ) -> Result<Option<String>> {
+        if stored
+            .moving
+            .as_ref()
+            .is_some_and(|moving| moving.given_back)
+        {
+            for (id, _) in self.new.shards() {
+                // Somebody may have come to use it by itself.
+                if let Err(Error::Config { why, .. }) = check_unused(&**opened.at(id)?).await {
+                    return Ok(Some(format!("[{id}] {why}")));
+                }
+            }
+        }
         for (id, engine) in opened.ids.iter().zip(&opened.engines) {
             let broken = stored.promises.broken_by(engine.promises());
             if !broken.is_empty() {
@@ -295,7 +340,8 @@ impl Migration {
             Phase::BothNew => (new, old),
             _ => (old, new),
         };
-        let found = lingering(first, second, how.quiet, how.patience).await?;
+        let seen = lingering(first, second, how.quiet, how.patience).await?;
+        let found = seen.lingering;
         if found.is_empty() {
             return Ok(None);
         }

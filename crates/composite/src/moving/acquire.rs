@@ -18,6 +18,10 @@ const ROUNDS: u32 = 4;
 /// For how long a call for a claim that does not wait may wait for the end of the hush, at most.
 const LONGEST_HUSH: Duration = Duration::from_secs(5);
 
+/// What a request hears that comes to nothing in the hush.
+const IN_THE_HUSH: &str = "the set is between two stores, and nothing is granted until that step is over; if nobody makes it, \
+    finish it with `fencelock migrate finish`, or go back with `fencelock migrate abort`";
+
 pub(crate) async fn place(state: &State, claim: &Claim) -> Result<Standing> {
     let entry = state.entry_of(claim);
     let acquiring = Acquiring {
@@ -103,13 +107,20 @@ impl Acquiring<'_> {
                 if let Some(second) = route.second {
                     self.leave(second).await?;
                 }
-                return Ok(Some(other));
+                return Ok(Some(match other {
+                    // Who comes first holds the old store, and waits as well.
+                    Standing::Waiting(place) if hush => {
+                        Standing::Waiting(place.stalled(IN_THE_HUSH))
+                    }
+                    other => other,
+                }));
             }
         }
         if hush {
             let recheck = self.state.now() + self.prolonged().min(now.known.times.tight);
             self.entry.wait_for(Waits::ForPhase(now.known.version));
-            return Ok(Some(Standing::Waiting(Place::new(recheck))));
+            let place = Place::new(recheck).stalled(IN_THE_HUSH);
+            return Ok(Some(Standing::Waiting(place)));
         }
         let Some(second) = route.second else {
             return Ok(None);
@@ -142,9 +153,7 @@ impl Acquiring<'_> {
         let ended = timeout(longest, changed).await;
         ended.map_err(|_| {
             let action = format!("taking lock {}", self.claim.name);
-            let why =
-                "the set is between two stores, and nothing is granted until that step is over";
-            Error::unavailable(self.state, action, why)
+            Error::unavailable(self.state, action, IN_THE_HUSH)
         })
     }
 

@@ -162,11 +162,19 @@ impl Inspect for Moving {
         for (id, member) in state.ids.iter().zip(&state.members) {
             let asked = async {
                 let engine = member.engine().await?;
-                engine.inspect().diagnose().await
+                let record = engine.record("", None).await?;
+                Ok::<_, Error>((engine.inspect().diagnose().await?, record))
             };
+            let phase = now.known.phase;
             match asked.await {
-                Ok(found) => findings.extend(found.iter().map(|finding| of_shard(id, finding))),
+                Ok((found, record)) => {
+                    findings.extend(found.iter().map(|finding| of_shard(id, finding)));
+                    if record.text.is_empty() && phase != Phase::New {
+                        findings.push(of_shard(id, &without_record()));
+                    }
+                }
                 Err(error) if now.known.is_used(id) => findings.push(away(&error)),
+                Err(error) if phase == Phase::Old => findings.push(not_ready(&error)),
                 Err(error) => tracing::debug!(%error, "a store that is not in use"),
             }
         }
@@ -184,6 +192,19 @@ impl Inspect for Moving {
 fn away(error: &Error) -> Finding {
     let what = format!("locks that need this store cannot be taken now: {error}");
     let change = "see that the store answers, or go back with `fencelock migrate abort`";
+    Finding::new(Purpose::Efficiency, what, change)
+}
+
+/// The new store, before anything is taken there.
+fn not_ready(error: &Error) -> Finding {
+    let what = format!("the move to the new store cannot begin: {error}");
+    let change = "see that the new store answers and is the set's, or name another one";
+    Finding::new(Purpose::Efficiency, what, change)
+}
+
+fn without_record() -> Finding {
+    let what = "it has no record of the set: it is another store, or has lost its data";
+    let change = "correct its URL; if its record was lost, the next `fencelock migrate` with --record-lost writes it again";
     Finding::new(Purpose::Efficiency, what, change)
 }
 

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod away;
+mod given_back;
 mod moving;
 mod routing;
 mod sets;

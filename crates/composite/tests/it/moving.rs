@@ -11,9 +11,9 @@ use fencelock_core::{ClaimIds, Client, Engine, Error, LockName, LossReason, Memo
 
 use crate::until;
 
-const PACE: Duration = Duration::from_millis(1500);
-const TIGHT: Duration = Duration::from_millis(300);
-const TTL: Duration = Duration::from_millis(900);
+pub(crate) const PACE: Duration = Duration::from_millis(1500);
+pub(crate) const TIGHT: Duration = Duration::from_millis(300);
+pub(crate) const TTL: Duration = Duration::from_millis(900);
 
 /// Two stores in memory.
 pub(crate) struct Two {
@@ -53,12 +53,12 @@ impl Two {
         Client::new(self.engine().await).unwrap()
     }
 
-    async fn begin(&self) {
+    pub(crate) async fn begin(&self) {
         let begun = self.migration().begin(&How::new("test")).await.unwrap();
         assert_eq!(begun, Stepped::Done(Phase::BothOld));
     }
 
-    async fn finish(&self, to: Phase) {
+    pub(crate) async fn finish(&self, to: Phase) {
         let finished = self.migration().finish(&How::new("test")).await.unwrap();
         assert_eq!(finished, Stepped::Done(to));
     }
@@ -70,7 +70,7 @@ impl Two {
         assert_eq!(finished, Stepped::Done(Phase::BothNew));
     }
 
-    async fn abort(&self) {
+    pub(crate) async fn abort(&self) {
         let aborted = self.migration().abort(&How::new("test")).await.unwrap();
         assert_eq!(aborted, Stepped::Done(Phase::Old));
     }
@@ -87,7 +87,7 @@ impl Two {
     }
 }
 
-async fn token(client: &Client, name: &str) -> Token {
+pub(crate) async fn token(client: &Client, name: &str) -> Token {
     let request = client.lock(name).ttl(TTL).timeout(Duration::from_secs(10));
     let guard = request.await.unwrap();
     let token = guard.token();
@@ -286,9 +286,9 @@ async fn a_grant_below_the_floor_is_given_back() {
 
 /// A store whose locks can be reached, and whose record cannot be read while it is cut off.
 #[derive(Debug)]
-struct NoRecord {
-    engine: Arc<dyn Engine>,
-    cut: Arc<AtomicBool>,
+pub(crate) struct NoRecord {
+    pub(crate) engine: Arc<dyn Engine>,
+    pub(crate) cut: Arc<AtomicBool>,
 }
 
 #[async_trait::async_trait]

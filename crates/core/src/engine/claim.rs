@@ -181,14 +181,27 @@ pub struct Place {
     pub ahead: Option<u64>,
     /// When to call [`Engine::place`](super::Engine::place) again at the latest if nothing happens before.
     pub recheck: BootInstant,
+    /// Why the store grants nothing to anybody at this time, if that is so. A request that gives up then says so, and not that
+    /// somebody holds the lock.
+    pub stalled: Option<&'static str>,
 }
 
 impl Place {
     /// A place of which only the time of the next call is known.
     #[must_use]
     pub const fn new(recheck: BootInstant) -> Self {
-        let ahead = None;
-        Self { ahead, recheck }
+        Self {
+            ahead: None,
+            recheck,
+            stalled: None,
+        }
+    }
+
+    /// The same, while nothing is granted to anybody, and why.
+    #[must_use]
+    pub const fn stalled(mut self, why: &'static str) -> Self {
+        self.stalled = Some(why);
+        self
     }
 
     setters! { ahead: u64 }

@@ -15,7 +15,7 @@ pub(crate) enum Heard {
     Nothing,
     /// Somebody else holds the lock.
     Held,
-    /// There was no answer, and this is why.
+    /// There was no answer, or nothing is granted to anybody, and this is why.
     Failed(String),
 }
 
@@ -61,6 +61,12 @@ impl Caller {
             Error::Unavailable { cause, .. } => cause.to_string(),
             other => other.to_string(),
         });
+        self.answered.store(false, Ordering::SeqCst);
+    }
+
+    /// The store answers, and grants nothing to anybody.
+    pub(crate) fn hear_stall(&self, why: &str) {
+        *self.failure.lock() = Some(why.to_owned());
         self.answered.store(false, Ordering::SeqCst);
     }
 

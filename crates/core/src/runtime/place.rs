@@ -125,7 +125,10 @@ impl<'a> Placing<'a> {
             }
             Ok(Standing::Waiting(place)) => {
                 self.placed = true;
-                self.caller.hear_answer();
+                match place.stalled {
+                    None => self.caller.hear_answer(),
+                    Some(why) => self.caller.hear_stall(why),
+                }
                 Ok(Next::Wait(place))
             }
             Ok(Standing::Busy) => {

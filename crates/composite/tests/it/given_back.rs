@@ -1,0 +1,154 @@
+//! A set that moves, before it begins: what `prepare` refuses, what `doctor` sees, and how a store is given back.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use fencelock_composite::{How, Migrate, Migration, Phase, Prepare, Stepped};
+use fencelock_core::{Client, Engine, Error, Memory};
+
+use crate::moving::{NoRecord, PACE, TIGHT, TTL, Two, token};
+
+fn terms() -> Prepare {
+    Prepare::default().pace(PACE).tight(TIGHT)
+}
+
+/// Another set between these stores.
+fn bills(from: &Memory, to: &Memory) -> Migration {
+    let store = |memory: &Memory| Arc::new(memory.another()) as Arc<dyn Engine>;
+    let stores = Migrate::between(("from", store(from)), ("to", store(to)));
+    stores.set("bills").migration().unwrap()
+}
+
+#[tokio::test]
+async fn a_lock_delay_that_no_program_can_use_is_refused() {
+    let two = Two::new();
+    let longest = PACE * 2 / 3;
+    for delay in [longest, longest * 2] {
+        let wanted = terms().lock_delay(delay);
+        let refused = two.migration().prepare(&wanted, "test").await.unwrap_err();
+        assert!(matches!(refused, Error::Invalid { .. }), "{refused:?}");
+        assert!(refused.to_string().contains("pace"), "{refused}");
+    }
+    let delay = Duration::from_millis(100);
+    let allowed = terms().lock_delay(delay);
+    two.migration().prepare(&allowed, "test").await.unwrap();
+    let client = two.client().await;
+    let request = client.lock("x").ttl(TTL).lock_delay(delay);
+    request.await.unwrap().release().await.unwrap();
+    let more = client.lock("x").ttl(TTL / 2).lock_delay(delay * 2).await;
+    let more = more.map(drop).unwrap_err();
+    assert!(matches!(more, Error::Unsupported { .. }), "{more:?}");
+}
+
+#[tokio::test]
+async fn a_lock_delay_that_was_not_allowed_is_refused_with_the_way_to_it() {
+    let two = Two::prepared().await;
+    let client = two.client().await;
+    let request = client.lock("x").ttl(TTL).lock_delay(TTL / 9);
+    let refused = request.await.map(drop).unwrap_err().to_string();
+    assert!(refused.contains("prepare --lock-delay"), "{refused}");
+    assert!(!refused.contains("connection"), "{refused}");
+}
+
+/// What is counted and who is named are of one moment.
+#[tokio::test]
+async fn status_counts_and_names_the_same() {
+    let two = Two::prepared().await;
+    let forgotten = Client::new(Arc::new(two.old.another())).unwrap();
+    let guard = forgotten.lock("x").await.unwrap();
+    two.begin().await;
+    let status = two.migration();
+    let ends = async {
+        // It looks once a second, for three.
+        tokio::time::sleep(Duration::from_millis(1500)).await;
+        guard.release().await.unwrap();
+    };
+    let (status, ()) = tokio::join!(status.status(), ends);
+    let status = status.unwrap();
+    assert_eq!((status.held, status.unpaired), (Some((0, 0, 0)), vec![]));
+}
+
+#[tokio::test]
+async fn doctor_looks_at_the_new_store_before_the_move_begins() {
+    let two = Two::prepared().await;
+    let findings = |new: Arc<dyn Engine>| {
+        let old = Arc::new(two.old.another()) as Arc<dyn Engine>;
+        let stores = Migrate::between(("from", old), ("to", new)).set("orders");
+        async {
+            let engine = Arc::new(stores.breaker(false).open().await.unwrap());
+            let found = Client::new(engine).unwrap().diagnose().await.unwrap();
+            let found = found.into_iter().map(|finding| finding.what);
+            found.collect::<Vec<_>>().join("; ")
+        }
+    };
+    let text = findings(Arc::new(two.new.another())).await;
+    let usual = |text: &str| !text.contains("record") && !text.contains("begin");
+    assert!(usual(&text), "{text}");
+    let text = findings(Arc::new(Memory::new())).await;
+    assert!(text.contains("[to] it has no record"), "{text}");
+    let engine = Arc::new(two.new.another());
+    let cut = Arc::new(AtomicBool::new(true));
+    let text = findings(Arc::new(NoRecord { engine, cut })).await;
+    assert!(text.contains("cannot begin"), "{text}");
+}
+
+#[tokio::test]
+async fn abort_gives_back_the_new_store_of_a_set_never_begun() {
+    let two = Two::prepared().await;
+    let other = Memory::new();
+    let next = bills(&two.new, &other);
+    let kept = next.prepare(&terms().replace(true), "test").await;
+    let kept = kept.unwrap_err();
+    assert!(kept.to_string().contains("migrate abort"), "{kept}");
+    let stands_alone = async || {
+        let record = two.new.record("", None).await.unwrap();
+        fencelock_composite::may_stand_alone(&record.text)
+    };
+    assert!(!stands_alone().await);
+    two.abort().await;
+    assert!(stands_alone().await);
+    // Programs of the set go on, and so may the set.
+    token(&two.client().await, "x").await;
+    let alone = Client::new(Arc::new(two.new.another())).unwrap();
+    let guard = alone.lock("y").await.unwrap();
+    let begun = two.migration().begin(&How::new("test")).await.unwrap();
+    assert!(
+        matches!(&begun, Stepped::NotYet(why) if why.contains('y')),
+        "{begun:?}"
+    );
+    guard.release().await.unwrap();
+    two.begin().await;
+    assert!(!stands_alone().await);
+    two.abort().await;
+    assert!(!stands_alone().await, "back is not given back");
+    two.abort().await;
+    let done = next.prepare(&terms().replace(true), "test").await.unwrap();
+    assert_eq!(done, Stepped::Done(Phase::Old));
+    let again = two.migration().begin(&How::new("test")).await.unwrap_err();
+    assert!(again.to_string().contains("bills"), "{again}");
+}
+
+/// Each of two preparations has one of two stores, of different sets.
+#[tokio::test]
+async fn replace_ends_a_preparation_that_another_one_met() {
+    let (one, other) = (Memory::new(), Memory::new());
+    let two = Two {
+        old: one.another(),
+        new: Memory::new(),
+    };
+    two.migration().prepare(&terms(), "test").await.unwrap();
+    let half = bills(&other, &Memory::new());
+    half.prepare(&terms(), "test").await.unwrap();
+    let two = Two {
+        old: one,
+        new: other,
+    };
+    let refused = two.migration().prepare(&terms(), "test").await;
+    assert!(matches!(refused, Err(Error::Config { .. })), "{refused:?}");
+    let replace = terms().replace(true);
+    let replaced = two.migration().prepare(&replace, "test").await.unwrap();
+    assert_eq!(replaced, Stepped::Done(Phase::Old));
+    two.begin().await;
+    token(&two.client().await, "x").await;
+}
