@@ -1,9 +1,11 @@
-//! Bugs that are planted in the core, in the engines for Redis, and in the lock service before it. Torture must find each, and
+//! Bugs that are planted in the core, in the engines for Redis, in the lock service before it, and in moves between stores. Torture must find each, and
 //! nothing without them.
 //!
 //! Only `--cfg fencelock_planted` compiles them in. This program builds itself a second time with that option, through
 //! `RUSTC_WORKSPACE_WRAPPER`, which cargo runs only for the crates of this workspace: so the dependencies are not built
 //! again. The wrapper is this program, too, and with the bugs inside it is `fencelock torture`.
+
+mod moves;
 
 use std::collections::BTreeSet;
 use std::env;
@@ -14,7 +16,7 @@ use std::process::{Command, ExitCode, Output};
 use std::thread;
 use std::time::Instant;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// A bug, the run that finds it, and rules of which at least one is broken.
 struct Bug {
@@ -68,6 +70,37 @@ const BUGS: &[Bug] = &[
         run: REVIVE,
         breaks: &["late"],
     },
+    // Moves between two stores. These show in the moment of a step, so each has a schedule of its own (moves.rs).
+    Bug {
+        name: "no-hush",
+        run: "--move hush",
+        breaks: &["token-order"],
+    },
+    Bug {
+        name: "floor-ignored",
+        run: "--move floor",
+        breaks: &["token-order"],
+    },
+    Bug {
+        name: "missing-record-is-old",
+        run: "--move lost",
+        breaks: &["exclusion"],
+    },
+    Bug {
+        name: "step-without-waiting",
+        run: "--move waiting",
+        breaks: &["exclusion"],
+    },
+    Bug {
+        name: "past-the-arbiter",
+        run: "--move arbiter",
+        breaks: &["token-order"],
+    },
+    Bug {
+        name: "knowledge-from-answer",
+        run: "--move answer",
+        breaks: &["exclusion"],
+    },
 ];
 
 /// A lease that is much longer than a claim window.
@@ -87,7 +120,11 @@ fn main() -> ExitCode {
         return compile(&args);
     }
     if cfg!(fencelock_planted) {
-        return torture();
+        let words: Vec<_> = args.iter().filter_map(|word| word.to_str()).collect();
+        return match words[..] {
+            ["--move", name, ..] => one_move(name),
+            _ => torture(),
+        };
     }
     match show() {
         Ok(()) => ExitCode::SUCCESS,
@@ -115,6 +152,31 @@ async fn torture() -> ExitCode {
     fencelock_torture::program().await
 }
 
+/// A schedule of a move, with an output like that of torture.
+#[tokio::main(worker_threads = 2)]
+async fn one_move(name: &str) -> ExitCode {
+    let broken = match moves::run(name).await {
+        Ok(broken) => broken,
+        Err(error) => {
+            eprintln!("{name}: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let violations = broken
+        .iter()
+        .map(|rule| json!({ "rule": rule, "excuse": null }));
+    let violations: Vec<_> = violations.collect();
+    let history = json!({ "troubles": [] });
+    println!(
+        "{}",
+        json!({ "verdict": { "violations": violations }, "history": history })
+    );
+    match broken.is_empty() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    }
+}
+
 fn show() -> Result<(), String> {
     let begin = Instant::now();
     let program = build()?;
@@ -126,10 +188,14 @@ fn show() -> Result<(), String> {
         let mut runs = BTreeSet::new();
         let bugs = BUGS.iter().filter(|bug| planted || runs.insert(bug.run));
         let bugs: Vec<&Bug> = bugs.collect();
-        let ran: Vec<_> = bugs
-            .chunks(AT_ONCE)
-            .flat_map(|bugs| run_at_once(program, bugs, planted))
-            .collect();
+        // Moves mostly wait, so all of them run at once.
+        let (moves, bugs): (Vec<&Bug>, Vec<&Bug>) = bugs
+            .into_iter()
+            .partition(|bug| bug.run.starts_with("--move"));
+        let chunks = bugs.chunks(AT_ONCE).chain(moves.chunks(moves.len().max(1)));
+        let ran = chunks.flat_map(|bugs| run_at_once(program, bugs, planted));
+        let ran: Vec<_> = ran.collect();
+        let bugs: Vec<&Bug> = bugs.iter().chain(&moves).copied().collect();
         for (bug, ran) in bugs.iter().zip(ran) {
             let broken = ran.map_err(|why| format!("{}: {why}", bug.name))?;
             let found = broken
