@@ -213,6 +213,7 @@ export class Client {
         } catch (error) {
           if (!(error instanceof NoAnswer)) throw error;
           signal.throwIfAborted();
+          this.service.checkEnd(deadline);
           // A poll that the end of the patience cut short says nothing about the service.
           if (now() < deadline) heard = new Unavailable(`lock ${terms.name}: ${error.message}`);
           failures += 1;

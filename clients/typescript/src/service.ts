@@ -102,6 +102,9 @@ export class Pauses {
   }
 }
 
+/** How often in a row each replica must have said that it serves another store, before a call without a timeout ends. */
+const MOST_ELSEWHERE = 8;
+
 /** The service: a list of replicas, any of which will do, since all serve one store. */
 export class Service {
   readonly transport: Transport;
@@ -118,6 +121,8 @@ export class Service {
   private readonly usable = new Set<string>();
   /** The ids of replicas that were asked, in order of their coming, and why one is not believed; "" if it serves this store. */
   private readonly asked = new Map<string, string>();
+  /** The URLs that last said another store, how often in a row, and why they are not used. */
+  private readonly elsewhere = new Map<string, { times: number; why: string }>();
 
   constructor(urls: string[], readonly options: ServiceOptions) {
     if (urls.length === 0) throw new TypeError("name at least one replica");
@@ -180,6 +185,7 @@ export class Service {
         why = error.message;
       }
       signal.throwIfAborted();
+      this.checkEnd(deadline);
       this.other(url);
       const pause = pauses.next();
       if (now() + pause >= deadline) throw new Unavailable(`the lock service does not answer: ${why}`);
@@ -243,11 +249,20 @@ export class Service {
 
   /** Asks the replica at `url` for its store. NoAnswer if it does not say, or serves another one. */
   private async ask(url: URL, timeoutMs: number, signal?: AbortSignal): Promise<Store> {
+    const times = this.elsewhere.get(url.href)?.times ?? 0;
+    this.elsewhere.delete(url.href);
     const store = await this.said(url, timeoutMs, signal);
     const why = this.differs(url, store, this.first!);
     this.note(url, store, why);
-    if (why) throw new NoAnswer(why);
-    return store;
+    if (!why) return store;
+    this.elsewhere.set(url.href, { times: times + 1, why });
+    throw new NoAnswer(why);
+  }
+
+  /** ConfigError if a call has no end, and all replicas say again and again that they serve another store. */
+  checkEnd(deadline: number): void {
+    const said = this.urls.map((url) => this.elsewhere.get(url.href));
+    if (deadline === Infinity && said.every((one) => one && one.times >= MOST_ELSEWHERE)) throw new ConfigError(said[0]!.why);
   }
 
   /** A URL whose replica did not say yet that it serves this store is asked before it is used. */

@@ -423,6 +423,7 @@ class AsyncClient:
                 try:
                     answer = await claim.put(queue, wait, min(wait + GRACE_S, left + WAY_BACK_S))
                 except NoAnswer as error:
+                    self._service.check_end(deadline)
                     # A poll that the end of the patience cut short says nothing about the service.
                     if now() < deadline:
                         heard = Unavailable(f"lock {terms.name}: {error}")

@@ -105,6 +105,10 @@ def ids_begin(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()[:20]
 
 
+#: How often in a row each replica must have said that it serves another store, before a call without a timeout ends.
+MOST_ELSEWHERE = 8
+
+
 class Service:
     """The service: a list of replicas, any of which will do, since all serve one store."""
 
@@ -128,6 +132,8 @@ class Service:
         self._usable: Set[SplitResult] = set()
         #: The ids of replicas that were asked, in order of their coming, and why one is not believed; "" if it serves this store.
         self._asked: Dict[str, str] = {}
+        #: The URLs that last said another store, how often in a row, and why they are not used.
+        self._elsewhere: Dict[SplitResult, Tuple[int, str]] = {}
         #: What still runs when nobody waits for it: releases.
         self.background: Set[asyncio.Task[Any]] = set()
 
@@ -173,6 +179,7 @@ class Service:
                 break
             except NoAnswer as error:
                 why = str(error)
+            self.check_end(deadline)
             self.other(url)
             pause = pauses.next()
             if now() + pause >= deadline:
@@ -234,13 +241,21 @@ class Service:
 
     async def _ask(self, url: SplitResult, timeout: float) -> Dict[str, Any]:
         """Asks the replica at `url` for its store. NoAnswer if it does not say, or serves another one."""
+        times, _ = self._elsewhere.pop(url, (0, ""))
         body = await self._said(url, timeout)
         assert self._first
         why = self._differs(url, body, self._first)
         self._note(url, body, why)
         if why:
+            self._elsewhere[url] = (times + 1, why)
             raise NoAnswer(why)
         return body
+
+    def check_end(self, deadline: float) -> None:
+        """ConfigError if a call has no end, and all replicas say again and again that they serve another store."""
+        said = [self._elsewhere.get(url, (0, "")) for url in self._urls]
+        if deadline == float("inf") and all(times >= MOST_ELSEWHERE for times, _ in said):
+            raise ConfigError(said[0][1])
 
     async def check_url(self, url: SplitResult, timeout: float) -> None:
         """A URL whose replica did not say yet that it serves this store is asked before it is used."""

@@ -14,6 +14,7 @@ for_each_client!(
     replicas_of_two_stores_are_refused,
     one_store_by_two_names_is_vouched_for,
     a_replica_that_comes_back_with_another_store_is_not_used,
+    a_call_without_a_timeout_ends_when_all_serve_another_store,
     another_store_renews_and_ends_no_hold,
     a_replica_that_did_not_answer_is_asked_before_it_is_used,
     a_replica_is_asked_for_its_store_once,
@@ -96,6 +97,22 @@ async fn a_replica_that_comes_back_with_another_store_is_not_used(language: Lang
     assert_eq!(program.ask("lock 5000 3000").await, "unavailable");
     service.replicas[0].restart_on(service.redis.url());
     assert!(program.held("lock 5000 -").await > token);
+}
+
+async fn a_call_without_a_timeout_ends_when_all_serve_another_store(language: Language) {
+    let mut service = Service::start();
+    let elsewhere = Redis::start().expect("redis-server");
+    let only = format!("http://127.0.0.1:{}", service.replicas[0].port());
+    let mut program = Program::start(language, &only, "only-one").await;
+    program.held("lock 5000 -").await;
+    assert_eq!(program.ask("release").await, "released");
+    service.replicas[0].restart_on(elsewhere.url());
+    let said = program.ask("lock 5000 -").await;
+    assert!(said.starts_with("config "), "{said}");
+    assert!(said.contains(&elsewhere.url()), "{said}");
+    // Whoever mends it need not restart the program.
+    service.replicas[0].restart_on(service.redis.url());
+    program.held("lock 5000 -").await;
 }
 
 async fn another_store_renews_and_ends_no_hold(language: Language) {
