@@ -13,6 +13,7 @@ use fencelock_core::{
 use fencelock_wire::{Binding, Kind};
 use futures_util::FutureExt;
 use http::HeaderValue;
+use tokio::sync::watch;
 
 use crate::access::Access;
 use crate::audit::{Audit, Deed, Line, Tail};
@@ -30,7 +31,6 @@ use crate::pulse::Pulse;
 use crate::refusal::Refusal;
 use crate::renewer::Renewer;
 use crate::reserve::Renewers;
-use tokio::sync::watch;
 
 /// A first grant is never longer than this, and a poll never longer than half of it, whatever the store promises.
 const LONGEST_WINDOW: Duration = Duration::from_secs(10);

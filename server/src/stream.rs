@@ -76,17 +76,17 @@ impl Stream {
         let beat = Instant::now() + BEAT;
         let told = loop {
             tokio::select! {
-            biased;
-            _ = self.reloads.changed() => if !self.may() {
-                return None;
-            },
-            () = self.replica.draining.cancelled() => {
-                self.over = true;
-                return Some("event: draining\ndata: {}\n\n".to_owned());
-            }
-            told = self.receiver.next() => break told,
-            () = tokio::time::sleep_until(self.until) => return None,
-            () = tokio::time::sleep_until(beat) => return Some(":\n\n".to_owned()),
+                biased;
+                _ = self.reloads.changed() => if !self.may() {
+                    return None;
+                },
+                () = self.replica.draining.cancelled() => {
+                    self.over = true;
+                    return Some("event: draining\ndata: {}\n\n".to_owned());
+                }
+                told = self.receiver.next() => break told,
+                () = tokio::time::sleep_until(self.until) => return None,
+                () = tokio::time::sleep_until(beat) => return Some(":\n\n".to_owned()),
             }
         };
         let told = told?;
