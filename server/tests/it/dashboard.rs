@@ -9,7 +9,7 @@ use fencelock_testbed::{Dir, Redis};
 use serde_json::{Value, json};
 
 use crate::client::{Answer, Client, ask, look, one, raw, replica, replica_with, request};
-use crate::rights::{User, serve, user};
+use crate::rights::{User, lines, serve, user};
 
 const SAME: (&str, &str) = ("Sec-Fetch-Site", "same-origin");
 
@@ -165,6 +165,9 @@ async fn an_eviction_is_confirmed_done_and_audited() {
     for word in [">login<", ">request-release<", ">evict<"] {
         assert!(hour.text.contains(word), "{word}: {}", hour.text);
     }
+    // The login, and of each deed two lines. What became of the last is written beside its answer.
+    let told = lines(Path::new(&file), 7).await;
+    assert_eq!(told.len(), 7, "{told:?}");
     let lines = std::fs::read_to_string(&file).unwrap();
     assert!(!lines.contains(&token_of(&boss)) && lines.contains("\"do\":\"login\""));
     assert_eq!(lines.matches("\"do\":\"evict\"").count(), 4, "{lines}");

@@ -417,7 +417,7 @@ async fn a_claim_in_the_queue_is_never_refused_for_quota() {
     busy.put(&at, &client, &wait).await.is(202);
 }
 
-async fn lines(file: &Path, count: usize) -> Vec<Value> {
+pub(crate) async fn lines(file: &Path, count: usize) -> Vec<Value> {
     let read = async {
         loop {
             let text = std::fs::read_to_string(file).unwrap_or_default();
