@@ -26,10 +26,8 @@ const PAUSE: Duration = Duration::from_millis(200);
 
 pub(crate) async fn take(args: Take, store: Wanted) -> Outcome {
     let times = args.options.times()?;
-    let mut file = match args.grant.as_deref() {
-        Some(place) => GrantFile::create(place)?,
-        None => None,
-    };
+    let file = args.grant.as_deref().map(GrantFile::create).transpose()?;
+    let mut file = file.flatten();
     let key = ClaimKey::draw().map_err(|error| Failure::internal("drawing a key", error))?;
     let mut signals = Signals::listen().map_err(|error| Failure::internal("signals", error))?;
     let (options, name) = (&args.options, &args.name);

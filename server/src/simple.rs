@@ -92,6 +92,8 @@ pub(crate) async fn take(
     // Nobody else knows the key yet.
     replica.events.began(id, &name, token, until);
     let sequencer = Sequencer::new(name.clone(), mode, token, id);
+    // Where the claim lives, if not in the store alone.
+    let home = replica.bound.is_some().then_some(&replica);
     let body = SimpleGrant {
         claim: id,
         key: key.secret().to_owned(),
@@ -100,12 +102,8 @@ pub(crate) async fn take(
         sequencer: sequencer.to_string(),
         lease_ms_since_sent,
         ttl_ms: millis(ttl),
-        replica: replica.bound.is_some().then(|| replica.id.clone()),
-        advertise: replica
-            .bound
-            .is_some()
-            .then(|| replica.config.advertise.clone())
-            .flatten(),
+        replica: home.map(|home| home.id.clone()),
+        advertise: home.and_then(|home| home.config.advertise.clone()),
     };
     let response = json(StatusCode::CREATED, &body);
     Ok(response.map(|body| {

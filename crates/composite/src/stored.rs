@@ -158,6 +158,12 @@ impl Stored {
         Phase::from_number(self.phase).unwrap_or(Phase::Hush)
     }
 
+    /// Whether the new store is not kept for the set.
+    pub(crate) fn is_given_back(&self) -> bool {
+        let moving = self.moving.as_ref();
+        moving.is_some_and(|moving| moving.given_back)
+    }
+
     /// The next record, in this phase.
     pub(crate) fn next(&self, phase: Phase) -> Self {
         Self {
@@ -272,12 +278,8 @@ pub fn may_stand_alone(record: &str) -> bool {
         return false;
     };
     let alone = |map: &Map| map.shards().map(|(id, _)| id).eq([stored.shard.as_str()]);
-    let given_back = stored
-        .moving
-        .as_ref()
-        .is_some_and(|moving| moving.given_back);
     match stored.phase() {
-        Phase::Old => alone(&old) || given_back,
+        Phase::Old => alone(&old) || stored.is_given_back(),
         Phase::New => alone(&new),
         Phase::BothOld | Phase::Hush | Phase::BothNew => false,
     }

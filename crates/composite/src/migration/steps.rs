@@ -85,13 +85,7 @@ impl Migration {
         if settled.stored.phase() != Phase::Old {
             return self.walk(opened, how, Phase::Old, |_| None).await;
         }
-        let given = |stored: &Stored| {
-            stored
-                .moving
-                .as_ref()
-                .is_some_and(|moving| moving.given_back)
-        };
-        if !given(&settled.stored) {
+        if !settled.stored.is_given_back() {
             let mut next = settled.stored.next(Phase::Old);
             sign(&mut next, how.by);
             if let Some(moving) = &mut next.moving {
@@ -290,11 +284,7 @@ impl Migration {
         how: &How<'_>,
         stored: &Stored,
     ) -> Result<Option<String>> {
-        if stored
-            .moving
-            .as_ref()
-            .is_some_and(|moving| moving.given_back)
-        {
+        if stored.is_given_back() {
             for (id, _) in self.new.shards() {
                 // Somebody may have come to use it by itself.
                 if let Err(Error::Config { why, .. }) = check_unused(&**opened.at(id)?).await {
