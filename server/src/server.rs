@@ -244,6 +244,7 @@ impl Listening {
             local: stream.local_addr().ok(),
             peer,
             first_within: self.first_within,
+            killed: self.killed.clone(),
             // One that comes while draining has one request left.
             drains: (!self.draining.is_cancelled()).then(|| self.draining.clone()),
         };
@@ -268,8 +269,8 @@ impl Listening {
             };
             tokio::select! {
                 biased;
-                () = served => {}
                 () = killed.cancelled() => {}
+                () = served => {}
             }
         });
     }
@@ -283,6 +284,8 @@ struct Connection {
     http: auto::Builder<TokioExecutor>,
     local: Option<SocketAddr>,
     peer: SocketAddr,
+    /// When this is cancelled, no request is answered any more.
+    killed: CancellationToken,
     /// When this is cancelled, the connection ends after its answers.
     drains: Option<CancellationToken>,
     /// How long the head of the first request may take to arrive.
@@ -295,7 +298,7 @@ impl Connection {
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         name: Option<Arc<str>>,
     ) {
-        let (router, peer) = (self.router, self.peer);
+        let (router, peer, killed) = (self.router, self.peer, self.killed);
         let origin = Origin {
             peer,
             local: self.local,
@@ -308,6 +311,10 @@ impl Connection {
         let service = service_fn(move |request: Request<Incoming>| {
             if !served.swap(true, Ordering::Relaxed) {
                 asks.notify_one();
+            }
+            if killed.is_cancelled() {
+                // It came after the end, and this task has not seen that yet.
+                return std::future::pending().boxed();
             }
             let direct = direct.as_ref();
             let direct = direct.and_then(|replica| Some((replica, Direct::of(&request)?)));

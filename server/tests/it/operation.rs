@@ -10,7 +10,7 @@ use fencelock_server::{AuditLog, Config, Server};
 use fencelock_testbed::Dir;
 use http::Request;
 use serde_json::Value;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tower_service::Service as _;
 
@@ -163,4 +163,29 @@ async fn a_tenth_of_the_connections_is_for_those_that_renew() {
     // The one that waits has its turn when another one ends.
     others.pop();
     answer(&mut waits).await.is(200);
+}
+
+/// As after kill -9: a request that comes when the replica has ended is not answered, however late its connection learns of the end.
+#[test]
+fn a_replica_that_has_ended_answers_nothing() {
+    let one_task_at_a_time = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .event_interval(1)
+        .build();
+    one_task_at_a_time.unwrap().block_on(async {
+        let at = one().await;
+        let mut stream = TcpStream::connect(at.address()).await.unwrap();
+        let request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n";
+        stream.write_all(request).await.unwrap();
+        answer(&mut stream).await.is(200);
+        // The event loop looks for requests after this task, and before that of the connection.
+        tokio::spawn(async {});
+        drop(at);
+        assert_eq!(stream.try_write(request).unwrap(), request.len());
+        let mut left = Vec::new();
+        let read = tokio::time::timeout(Duration::from_secs(10), stream.read_to_end(&mut left));
+        // It may be reset.
+        let _ = read.await.expect("the connection stays open");
+        assert_eq!(String::from_utf8_lossy(&left), "");
+    });
 }
