@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use fencelock::composite::{How, Migration, Prepare, Status, Stepped};
-use fencelock::{MigrateSet, StoreUrl, in_words};
+use fencelock::{MigrateSet, StoreUrl, in_words, shard_urls};
 use serde_json::{Value, json};
 
 use crate::args::{Migrate, MigrateBegin, MigrateFinish, MigrateGo, MigratePrepare, MigrateStatus};
@@ -102,6 +102,15 @@ fn section(set: &str, from: &str, to: &str) -> String {
     let shown = |store: &str| match StoreUrl::parse(store) {
         // The file must have no password.
         Ok(url) if url.has_password() => format!("{} with password-file=…", url),
+        // Its shards' passwords are within its options.
+        Ok(url) if !shard_urls(&url).is_empty() => {
+            let urls = shard_urls(&url);
+            let urls = urls.iter().filter_map(|(_, url)| StoreUrl::parse(url).ok());
+            match { urls }.any(|url| url.has_password()) {
+                true => "@NAME".to_owned(),
+                false => store.to_owned(),
+            }
+        }
         _ => store.to_owned(),
     };
     let quoted = |store: &str| Value::from(shown(store)).to_string();

@@ -56,7 +56,7 @@ pub(crate) struct MigratePrepare {
     #[arg(long, value_name = "NAME", requires = "from")]
     pub(crate) set: Option<String>,
 
-    /// The store that programs use now: its URL, or @NAME
+    /// The store that programs use now: its URL, or @NAME. It may be a set of shards, if the other one is, too
     #[arg(long, value_name = "STORE", requires = "to")]
     pub(crate) from: Option<String>,
 

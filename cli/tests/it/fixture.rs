@@ -145,7 +145,7 @@ pub(crate) fn finish(mut command: Command) -> Ran {
 }
 
 /// Runs the commands of a page, in this directory if any, with this `fencelock`.
-#[cfg(all(feature = "redis", feature = "etcd"))]
+#[cfg(feature = "redis")]
 pub(crate) fn run_block(script: &str, dir: Option<&std::path::Path>) -> Ran {
     let here = std::path::Path::new(env!("CARGO_BIN_EXE_fencelock"));
     let path = std::env::var("PATH").unwrap();

@@ -2,11 +2,13 @@
 
 use fencelock_testbed::Dir;
 #[cfg(all(feature = "redis", feature = "etcd"))]
-use fencelock_testbed::{Etcd, Redis};
+use fencelock_testbed::Etcd;
+#[cfg(feature = "redis")]
+use fencelock_testbed::Redis;
 use rustix::process::Signal;
 use serde_json::Value;
 
-#[cfg(all(feature = "redis", feature = "etcd"))]
+#[cfg(feature = "redis")]
 use crate::fixture::run_block;
 use crate::fixture::{Fixture, Ran, Running, until};
 
@@ -302,4 +304,93 @@ fn the_live_walk_of_the_page_on_operations_runs() {
         .filter_map(|line| line.strip_prefix("token "));
     let tokens: Vec<u64> = tokens.map(|token| token.parse().unwrap()).collect();
     assert!(tokens.len() >= 4 && tokens.is_sorted(), "{tokens:?}");
+}
+
+/// A set of two shards in files, and one to be added.
+#[test]
+fn a_shard_is_added_by_commands_over_a_configuration_file() {
+    let dir = Dir::new("grow").unwrap();
+    let file = dir.join("fencelock.toml");
+    let [a, b, c] = ["a", "b", "c"].map(|name| format!("sqlite:{}", dir.join(name)));
+    let stores = format!(
+        "[store.orders]\nshards = {{ a = {a:?}, b = {b:?} }}\n\
+         [store.orders3]\nshards = {{ a = {a:?}, b = {b:?}, c = {c:?} }}\n"
+    );
+    std::fs::write(&file, &stores).unwrap();
+    let run = |store: &str, words: &[&str]| {
+        let config = ["--config", &file, "--store", store];
+        Fixture::on(store.to_owned()).run(&[&config, words].concat())
+    };
+    let prepare = |from: &str, to: &str| {
+        let terms = ["--pace", "2s", "--tight", "400ms", "--config", &file];
+        let words = [
+            "migrate", "prepare", "--set", "grow", "--from", from, "--to", to,
+        ];
+        Fixture::on(String::new()).run(&[&words[..], &terms].concat())
+    };
+    let early = prepare("@orders", "@orders3");
+    assert_eq!(early.code, 78, "{early:?}");
+    assert!(early.err.contains("shards init"), "{early:?}");
+    assert_eq!(run("@orders", &["shards", "init"]).code, 0);
+    let one = prepare("@orders", &c);
+    assert_eq!(one.code, 78, "{one:?}");
+    assert!(one.err.contains("one is a set of shards"), "{one:?}");
+    let prepared = prepare("@orders", "@orders3");
+    assert_eq!(prepared.code, 0, "{prepared:?}");
+    assert_eq!(
+        prepared.out,
+        "[store.grow]\nmigrate = { from = \"@orders\", to = \"@orders3\" }\n"
+    );
+    std::fs::write(&file, stores + &prepared.out).unwrap();
+    let takes = |store: &str| run(store, &["run", "--ttl", TTL, "x", "-c", "true"]).code;
+    assert_eq!(
+        [takes("@orders"), takes("@orders3"), takes("@grow")],
+        [0, 78, 0]
+    );
+    for (step, phase) in [("begin", 1), ("finish", 3), ("finish", 4)] {
+        let stepped = run("@grow", &["migrate", step]);
+        assert_eq!(stepped.code, 0, "{stepped:?}");
+        assert!(
+            stepped.out.starts_with(&format!("phase {phase}")),
+            "{stepped:?}"
+        );
+        assert_eq!(takes("@orders"), 78);
+        assert_eq!(takes("@grow"), 0);
+    }
+    assert_eq!(takes("@orders3"), 0);
+    let status = run("@grow", &["migrate", "status"]);
+    assert_eq!(status.code, 0, "{status:?}");
+    assert!(status.out.contains("\nc: sqlite:"), "{status:?}");
+    let listed = run("@grow", &["ls", "--partial"]);
+    assert_eq!(listed.code, 0, "{listed:?}");
+    let checked = Fixture::on("@grow".to_owned()).run(&["config", "check", "--config", &file]);
+    assert_eq!(checked.code, 0, "{checked:?}");
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn the_walk_that_adds_a_shard_runs() {
+    const PAGE: &str = include_str!("../../../docs/operations.md");
+    let servers = [(); 3].map(|()| Redis::builder().append_only("always").start().unwrap());
+    let block = PAGE.split("```sh\n").nth(3).unwrap();
+    let mut script = block.split("```").next().unwrap().to_owned();
+    let urls = servers.iter().zip(1..).map(|(server, number)| {
+        let line = format!("r{number}=redis://r{number}:6379");
+        (line, format!("r{number}={}", server.url()))
+    });
+    let own = [("pace=60s", "pace=2s"), ("ttl=30s", "ttl=1s")];
+    let own = own.map(|(line, own)| (line.to_owned(), own.to_owned()));
+    for (line, own) in urls.chain(own) {
+        assert!(script.contains(&line), "{line}");
+        script = script.replace(&line, &own);
+    }
+    let dir = Dir::new("walk").unwrap();
+    let ran = run_block(&script, Some(dir.path()));
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let tokens = ran
+        .out
+        .lines()
+        .filter_map(|line| line.strip_prefix("token "));
+    let tokens: Vec<u64> = tokens.map(|token| token.parse().unwrap()).collect();
+    assert!(tokens.len() == 6 && tokens.is_sorted(), "{tokens:?}");
 }

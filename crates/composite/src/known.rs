@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fencelock_core::{LockName, Token};
 
-use crate::map::Map;
+use crate::maps::Maps;
 use crate::phase::Phase;
 use crate::stored::Stored;
 use crate::times::Times;
@@ -15,8 +15,7 @@ use crate::times::Times;
 pub(crate) struct Known {
     pub(crate) version: u64,
     pub(crate) phase: Phase,
-    old: Map,
-    new: Map,
+    maps: Maps,
     floors: BTreeMap<String, u64>,
     pub(crate) times: Times,
 }
@@ -32,6 +31,8 @@ pub(crate) struct Route {
     pub(crate) counts: Option<usize>,
     /// Whether the name is on its way to another store, so that knowledge carries a new grant only shortly.
     pub(crate) moves: bool,
+    /// What tokens of the store that counts (in the hush, of the first one) must be above.
+    pub(crate) floor: Token,
 }
 
 impl Route {
@@ -56,13 +57,12 @@ impl Route {
 impl Known {
     /// What a record says that was read and is of a set that moves; none for another.
     pub(crate) fn of(stored: &Stored) -> Option<Self> {
-        let (old, new) = stored.maps()?;
+        let maps = stored.maps()?;
         let moving = stored.moving.as_ref()?;
         Some(Self {
             version: stored.version,
             phase: stored.phase(),
-            old,
-            new,
+            maps,
             floors: moving.floors.clone(),
             times: stored.times()?,
         })
@@ -73,22 +73,15 @@ impl Known {
         Self {
             version: self.version,
             phase: Phase::Old,
-            old: self.old.clone(),
-            new: self.new.clone(),
+            maps: self.maps.clone(),
             floors: self.floors.clone(),
             times: self.times,
         }
     }
 
-    /// The ids of the stores of a name in the old and in the new map.
-    pub(crate) fn shards_of(&self, name: &LockName) -> (&str, &str) {
-        let name = name.as_str();
-        (self.old.shard_of(name), self.new.shard_of(name))
-    }
-
     /// The id of the store that says who holds a name. In the hush it is the old one.
     pub(crate) fn counts(&self, name: &LockName) -> &str {
-        let (old, new) = self.shards_of(name);
+        let [old, new] = self.maps.owners(name.as_str());
         match self.phase >= Phase::BothNew {
             true => new,
             false => old,
@@ -98,19 +91,20 @@ impl Known {
     /// Whether this store says who holds some of the names.
     pub(crate) fn is_counted(&self, shard: &str) -> bool {
         let map = match self.phase >= Phase::BothNew {
-            true => &self.new,
-            false => &self.old,
+            true => &self.maps.new,
+            false => &self.maps.old,
         };
-        map.shards().any(|(id, _)| id == shard)
+        map.weight(shard).is_some()
     }
 
     /// Whether some names need this store.
     pub(crate) fn is_used(&self, shard: &str) -> bool {
-        let has = |map: &Map| map.shards().any(|(id, _)| id == shard);
+        let Maps { old, new, .. } = &self.maps;
+        let has = [old, new].map(|map| map.weight(shard).is_some());
         match self.phase {
-            Phase::Old => has(&self.old),
-            Phase::New => has(&self.new),
-            Phase::BothOld | Phase::Hush | Phase::BothNew => has(&self.old) || has(&self.new),
+            Phase::Old => has[0],
+            Phase::New => has[1],
+            Phase::BothOld | Phase::Hush | Phase::BothNew => has[0] || has[1],
         }
     }
 
@@ -120,34 +114,39 @@ impl Known {
         name: &LockName,
         place: impl Fn(&str) -> Result<usize, E>,
     ) -> Result<Route, E> {
-        let (old, new) = self.shards_of(name);
-        let one = |first| Route {
+        let [old, new] = self.maps.owners(name.as_str());
+        let one = |first, floor| Route {
             first,
             second: None,
             counts: Some(first),
             moves: false,
+            floor,
         };
-        if old == new || self.phase == Phase::Old {
-            return Ok(one(place(old)?));
+        if old == new {
+            // Its tokens go on as they were, and so does its line.
+            return Ok(one(place(old)?, Token(0)));
         }
-        if self.phase == Phase::New {
-            return Ok(one(place(new)?));
-        }
-        let (first, second) = (place(old)?, place(new)?);
+        let (first, second) = match self.phase {
+            Phase::Old => return Ok(one(place(old)?, self.floor(old))),
+            Phase::New => return Ok(one(place(new)?, self.floor(new))),
+            Phase::BothOld | Phase::Hush | Phase::BothNew => (place(old)?, place(new)?),
+        };
+        let (counts, floor) = match self.phase {
+            Phase::BothOld => (Some(first), self.floor(old)),
+            Phase::BothNew => (Some(second), self.floor(new)),
+            Phase::Old | Phase::Hush | Phase::New => (None, self.floor(old)),
+        };
         Ok(Route {
             first,
             second: Some(second),
-            counts: match self.phase {
-                Phase::BothOld => Some(first),
-                Phase::BothNew => Some(second),
-                Phase::Old | Phase::Hush | Phase::New => None,
-            },
+            counts,
             moves: true,
+            floor,
         })
     }
 
-    /// What a new token of this store must be above.
-    pub(crate) fn floor(&self, shard: &str) -> Token {
+    /// What a new token of this store must be above, for a name that moves.
+    fn floor(&self, shard: &str) -> Token {
         #[cfg(fencelock_planted)]
         if fencelock_core::planted::is("floor-ignored") {
             return Token(0);

@@ -12,6 +12,7 @@ mod hash;
 mod inspect;
 mod known;
 mod map;
+mod maps;
 mod member;
 mod migrate;
 mod migration;

@@ -132,6 +132,11 @@ impl Map {
             .map(|(id, weight)| (id.as_str(), *weight))
     }
 
+    /// The weight of a shard; none if it is no shard of the map.
+    pub(crate) fn weight(&self, id: &str) -> Option<u8> {
+        self.weights.get(id).copied()
+    }
+
     /// The rule that says which part of a name decides.
     #[must_use]
     pub const fn key(&self) -> KeyRule {

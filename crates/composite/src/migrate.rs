@@ -1,4 +1,4 @@
-//! A migration as a program describes it: two stores and the name of the set; and how it is opened.
+//! A migration as a program describes it: two stores or two sets of shards, and the name of the set; and how it is opened.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -9,6 +9,7 @@ use futures_util::stream::FuturesUnordered;
 use tokio::time::timeout;
 
 use crate::map::{KeyRule, Map};
+use crate::maps::Maps;
 use crate::member::{Common, Member, Rule};
 use crate::migration::Migration;
 use crate::moving::engine::Moving;
@@ -16,6 +17,7 @@ use crate::moving::state::{State, keep_reading};
 use crate::open::{Opening, limits};
 use crate::opened_events::Joining;
 use crate::promises::of_moving;
+use crate::set::{Shards, check_name};
 use crate::shard::Shard;
 
 /// The id of the old store.
@@ -52,23 +54,78 @@ const GRACE: Duration = Duration::from_secs(1);
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 #[must_use = "call open or migration"]
 pub struct Migrate {
     set: String,
-    from: Shard,
-    to: Shard,
+    maps: Result<Maps>,
+    /// Those of both maps.
+    stores: Vec<Shard>,
     breaker: bool,
 }
 
 impl Migrate {
     /// From the old store to the new one. Their ids are `from` and `to`, whatever is said here.
     pub fn between(from: impl Into<Shard>, to: impl Into<Shard>) -> Self {
-        let named = |id: &str, shard: Shard| Shard::new(id, shard.store);
+        let map = |id| Map::new([(id, 1)], KeyRule::default());
+        let maps = map(FROM).and_then(|old| {
+            let (new, sets) = (map(TO)?, None);
+            Ok(Maps { old, new, sets })
+        });
+        let stores = [(FROM, from.into()), (TO, to.into())];
+        let stores = stores.map(|(id, shard)| Shard::new(id, shard.store));
+        Self::of(maps, stores.into())
+    }
+
+    /// From one set of shards to another one, in which shards were added or removed. A shard that stays has its id, and is on
+    /// the store of `from`; so do the names that stay on it: nothing of the change is seen of them. Whether both sets mean
+    /// the same store by the id is not seen here.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use fencelock_core::*;
+    /// use fencelock_composite::{Migrate, Prepare, Routed};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let stores = [("a", Memory::new()), ("b", Memory::new()), ("c", Memory::new())];
+    /// let shards = |count: usize| {
+    ///     let shards = stores.iter().take(count);
+    ///     Routed::shards(shards.map(|(id, store)| (*id, Arc::new(store.another()) as Arc<dyn Engine>)))
+    /// };
+    /// shards(2).set("orders").init().await?;
+    /// let grow = || Migrate::shards(shards(2).set("orders"), shards(3).set("orders")).set("grow");
+    /// // Once, before the first program is switched.
+    /// grow().migration()?.prepare(&Prepare::default(), "the documentation").await?;
+    /// // In each program.
+    /// let client = Client::new(Arc::new(grow().open().await?))?;
+    /// client.lock("report").await?.release().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn shards(from: Shards, to: Shards) -> Self {
+        let maps = from.map().and_then(|old| {
+            let maps = Maps {
+                old,
+                new: to.map()?,
+                sets: Some([from.set.clone(), to.set.clone()]),
+            };
+            maps.check().map(|()| maps)
+        });
+        let mut stores = from.shards;
+        for shard in to.shards {
+            if stores.iter().all(|known| known.id != shard.id) {
+                stores.push(shard);
+            }
+        }
+        Self::of(maps, stores)
+    }
+
+    fn of(maps: Result<Maps>, stores: Vec<Shard>) -> Self {
         Self {
             set: SET.to_owned(),
-            from: named(FROM, from.into()),
-            to: named(TO, to.into()),
+            maps,
+            stores,
             breaker: true,
         }
     }
@@ -85,19 +142,12 @@ impl Migrate {
         self
     }
 
-    /// Whether the name makes sense.
+    /// Whether the name, and a change of shards, make sense.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if it does not.
-    pub fn check(&self) -> Result<()> {
-        let plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
-        match (1..=64).contains(&self.set.len()) && self.set.chars().all(plain) {
-            true => Ok(()),
-            false => {
-                let why = "it is of 1 to 64 ASCII letters, digits and _ - .";
-                Err(Error::invalid("name of a set", &self.set, why))
-            }
-        }
+    /// [`Error::Invalid`] if they do not.
+    pub fn check(self) -> Result<()> {
+        self.migration().map(|_| ())
     }
 
     /// What prepares the migration and makes its steps.
@@ -105,10 +155,8 @@ impl Migrate {
     /// # Errors
     /// As [`check`](Self::check).
     pub fn migration(self) -> Result<Migration> {
-        self.check()?;
-        let map = |id| Map::new([(id, 1)], KeyRule::default());
-        let maps = (map(FROM)?, map(TO)?);
-        Ok(Migration::new(self.set, maps, vec![self.from, self.to]))
+        check_name(&self.set)?;
+        Ok(Migration::new(self.set, self.maps?, self.stores))
     }
 
     /// Opens the stores that answer, and goes on reading their records until the engine is closed or dropped.
@@ -117,20 +165,21 @@ impl Migrate {
     /// [`Error::Config`] if no store has a record, or one says something else: the other store (swapped URLs), or another set.
     /// [`Error::Unavailable`] if no store with a record answers.
     pub async fn open(self) -> Result<Moving> {
-        self.check()?;
+        check_name(&self.set)?;
+        self.maps?;
         let (joining, events) = Joining::channel();
-        let ids = [&self.from, &self.to].map(|shard| shard.id.clone());
+        let ids = self.stores.iter().map(|shard| shard.id.clone());
         let common = Arc::new(Common {
             scheme: "migrate",
             set: self.set,
-            rule: Rule::Moving(ids.to_vec()),
+            rule: Rule::Moving(ids.collect()),
             promised: OnceLock::new(),
             joining,
             breaker: self.breaker,
         });
         let member = |shard: Shard| Member::new(shard.id, shard.store, Arc::clone(&common));
-        let members = [self.from, self.to].map(member);
-        let state = State::new(Arc::clone(&common), members.into());
+        let members = self.stores.into_iter().map(member);
+        let state = State::new(Arc::clone(&common), members.collect());
         if let Err(error) = read_first(&state).await {
             state.close();
             for engine in state.members.iter().filter_map(Member::opened) {

@@ -20,8 +20,8 @@ use crate::unused::check_unused;
 #[derive(Debug)]
 #[must_use = "call open or init"]
 pub struct Shards {
-    set: String,
-    shards: Vec<Shard>,
+    pub(crate) set: String,
+    pub(crate) shards: Vec<Shard>,
     key: KeyRule,
     opening: Opening,
     breaker: bool,
@@ -73,12 +73,8 @@ impl Shards {
         self
     }
 
-    fn map(&self) -> Result<Map> {
-        let plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
-        if self.set.is_empty() || self.set.len() > 64 || !self.set.chars().all(plain) {
-            let why = "it is of 1 to 64 ASCII letters, digits and _ - .";
-            return Err(Error::invalid("name of a set", &self.set, why));
-        }
+    pub(crate) fn map(&self) -> Result<Map> {
+        check_name(&self.set)?;
         let shards = self.shards.iter();
         Map::new(
             shards.map(|shard| (shard.id.as_str(), shard.weight)),
@@ -157,6 +153,18 @@ impl Shards {
     }
 }
 
+/// Refuses a name that a set cannot have.
+pub(crate) fn check_name(set: &str) -> Result<()> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+    match (1..=64).contains(&set.len()) && set.chars().all(plain) {
+        true => Ok(()),
+        false => {
+            let why = "it is of 1 to 64 ASCII letters, digits and _ - .";
+            Err(Error::invalid("name of a set", set, why))
+        }
+    }
+}
+
 /// The first store in the order of the ids decides between two who do this at once.
 async fn write_records(set: &str, map: &Map, engines: &[(&str, Arc<dyn Engine>)]) -> Result<()> {
     let promises = engines
@@ -192,7 +200,7 @@ fn check_found(set: &str, id: &str, map: &Map, engine: &dyn Engine, text: &str) 
         return Ok(());
     }
     let stored = Stored::parse(text);
-    let checked = stored.and_then(|stored| stored.check(set, id, map));
+    let checked = stored.and_then(|stored| stored.check_fixed(set, id, map));
     checked.map_err(|why| Error::config(engine, why))
 }
 

@@ -7,6 +7,7 @@ use fencelock_core::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::map::{KeyRule, Map};
+use crate::maps::Maps;
 use crate::phase::Phase;
 use crate::promises::Promised;
 use crate::times::Times;
@@ -39,6 +40,9 @@ pub(crate) struct Stored {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Shards {
+    /// Where shards are added or removed: the name of the set that has these.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    set: Option<String>,
     shards: BTreeMap<String, u8>,
 }
 
@@ -75,8 +79,8 @@ fn is_false(flag: &bool) -> bool {
 impl Shards {
     fn of(map: &Map) -> Self {
         let shards = map.shards().map(|(id, weight)| (id.to_owned(), weight));
-        let shards = shards.collect();
-        Self { shards }
+        let (set, shards) = (None, shards.collect());
+        Self { set, shards }
     }
 }
 
@@ -99,17 +103,21 @@ impl Stored {
     /// The first record of a set that moves from one map to another.
     pub(crate) fn first_moving(
         set: &str,
-        maps: (&Map, &Map),
+        maps: &Maps,
         promises: Promised,
         times: Times,
         by: &str,
     ) -> Self {
-        let (old, new) = maps;
+        let named = |at: usize, map: &Map| Shards {
+            set: maps.sets.as_ref().map(|sets| sets[at].clone()),
+            ..Shards::of(map)
+        };
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         Self {
             kind: MOVING.to_owned(),
+            old: named(0, &maps.old),
             moving: Some(Moving {
-                new: Shards::of(new),
+                new: named(1, &maps.new),
                 pace_ms: millis(times.pace),
                 tight_ms: millis(times.tight),
                 lock_delay_ms: millis(times.lock_delay),
@@ -119,7 +127,7 @@ impl Stored {
                 by: by.to_owned(),
                 at: 0,
             }),
-            ..Self::first(set, "", old, promises)
+            ..Self::first(set, "", &maps.old, promises)
         }
     }
 
@@ -186,9 +194,14 @@ impl Stored {
     }
 
     /// The old and the new map; none for a record whose map stays as it is, or a bad one.
-    pub(crate) fn maps(&self) -> Option<(Map, Map)> {
-        let moving = self.moving.as_ref()?;
-        Some((self.map()?, self.map_of(&moving.new)?))
+    pub(crate) fn maps(&self) -> Option<Maps> {
+        let new = &self.moving.as_ref()?.new;
+        let sets = self.old.set.clone().zip(new.set.clone());
+        Some(Maps {
+            old: self.map()?,
+            new: self.map_of(new)?,
+            sets: sets.map(|(old, new)| [old, new]),
+        })
     }
 
     /// How long knowledge of it carries; none if its map stays as it is.
@@ -202,13 +215,44 @@ impl Stored {
     }
 
     /// # Errors
-    /// In what this is not the record of this shard of a set whose map stays as it is.
+    /// In what a program may not use this store as this shard of a set whose map stays as it is. While shards are added or
+    /// removed, it may do so as long as nobody has begun, and after the end.
     pub(crate) fn check(&self, set: &str, shard: &str, map: &Map) -> Result<(), String> {
-        self.check_shard(set, shard)?;
-        if self.moving.is_some() {
+        let Some(Maps { old, new, sets }) = self.maps() else {
+            return self.check_fixed(set, shard, map);
+        };
+        let Some(sets) = sets else {
+            self.check_shard(set, shard)?;
             return Err(format!(
                 "the set {set:?} moves from one store to another; open it as migrate:?…"
             ));
+        };
+        if !sets.iter().any(|of| of == set) {
+            return self.check_shard(set, shard);
+        }
+        self.check_shard(&self.set, shard)?;
+        let alone = match self.phase() {
+            Phase::Old => Some((&sets[0], &old)),
+            Phase::New => Some((&sets[1], &new)),
+            Phase::BothOld | Phase::Hush | Phase::BothNew => None,
+        };
+        match alone {
+            Some((of, its)) if of == set && its == map => Ok(()),
+            _ => Err(format!(
+                "its set has other shards, or gets others now ({old} -> {new}, phase {}); open the set {:?} that changes them, \
+                 as migrate:?…",
+                self.phase(),
+                self.set
+            )),
+        }
+    }
+
+    /// # Errors
+    /// In what this is not the record of this shard of a set whose map stays as it is.
+    pub(crate) fn check_fixed(&self, set: &str, shard: &str, map: &Map) -> Result<(), String> {
+        self.check_shard(set, shard)?;
+        if self.moving.is_some() {
+            return Err(format!("the shards of the set {set:?} are being changed"));
         }
         match self.map() {
             Some(written) if written == *map => Ok(()),
@@ -228,7 +272,7 @@ impl Stored {
         ids: &[String],
     ) -> Result<(), String> {
         self.check_shard(set, shard)?;
-        let Some((old, new)) = self.maps() else {
+        let Some(Maps { old, new, .. }) = self.maps() else {
             return Err(format!(
                 "the set {set:?} was made as shards:?…, and its map stays as it is; open it as that"
             ));
@@ -274,12 +318,12 @@ pub fn may_stand_alone(record: &str) -> bool {
     let Ok(stored) = Stored::parse(record) else {
         return false;
     };
-    let Some((old, new)) = stored.maps() else {
+    let Some(Maps { old, new, .. }) = stored.maps() else {
         return false;
     };
     let alone = |map: &Map| map.shards().map(|(id, _)| id).eq([stored.shard.as_str()]);
     match stored.phase() {
-        Phase::Old => alone(&old) || stored.is_given_back(),
+        Phase::Old => alone(&old) || stored.is_given_back() && old.weight(&stored.shard).is_none(),
         Phase::New => alone(&new),
         Phase::BothOld | Phase::Hush | Phase::BothNew => false,
     }

@@ -3,6 +3,7 @@
 use fencelock_core::{Error, Result, StoreUrl};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
+use crate::key::Kind;
 use crate::secret::refuse_password;
 use crate::stores::{Shard, Stores, What, name_of};
 
@@ -66,7 +67,7 @@ impl Stores {
                     url += &format!("&{option}={}", encoded(value));
                 }
                 for (id, shard) in shards {
-                    let store = self.shard(name, id, shard, way)?;
+                    let store = self.shard(name, *kind, (id, shard), way)?;
                     url += &format!("&{id}={}", encoded(&store));
                     if let Some(weight) = shard.weight {
                         url += &format!("&{id}.weight={weight}");
@@ -82,8 +83,8 @@ impl Stores {
     fn shard<'s>(
         &'s self,
         set: &'s str,
-        id: &str,
-        shard: &'s Shard,
+        kind: Kind,
+        (id, shard): (&str, &'s Shard),
         way: &mut Vec<&'s str>,
     ) -> Result<String> {
         let Some(other) = name_of(&shard.store) else {
@@ -94,7 +95,8 @@ impl Stores {
         // A circle is told as one, before it is told that no set is a shard.
         let url = self.follow(other, way)?;
         match self.stores.get(other).map(|definition| &definition.what) {
-            Some(What::Set { .. }) => {
+            // Locks move between sets of shards as between stores.
+            Some(What::Set { kind: of, .. }) if (kind, *of) != (Kind::Migrate, Kind::Shards) => {
                 let why = format!(
                     "its shard {id} is @{other}, which is a set; a set is made of stores themselves"
                 );

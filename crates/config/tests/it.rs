@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use fencelock_config::{Stores, check_sections};
-use fencelock_core::Purpose;
+use fencelock_core::{Purpose, StoreUrl};
 
 const WHOLE: &str = r#"
 [store.cache]
@@ -223,4 +223,34 @@ fn circles_sets_of_sets_and_unknown_names_are_refused() {
     }
     let error = stores.url("@u:hunter2@h").unwrap_err().to_string();
     assert!(!error.contains("hunter2"), "{error}");
+}
+
+/// Each side is a set, by the name that it has by itself.
+#[test]
+fn locks_move_between_sets_of_shards() {
+    let text = r#"
+    [store.orders]
+    shards = { a = "memory:", b = "redis://r2" }
+    [store.orders3]
+    shards = { a = "memory:", b = "redis://r2", c = { store = "redis://r3", weight = 2 } }
+    [store.grow]
+    migrate = { from = "@orders", to = "@orders3" }
+    [store.again]
+    migrate = { from = "@grow", to = "@orders" }
+    "#;
+    let stores = Stores::read("f.toml", text).unwrap();
+    let url = StoreUrl::parse(&stores.url("grow").unwrap()).unwrap();
+    let mut sides = url.clone().take_others(&["set"]);
+    sides.sort();
+    let sides: Vec<_> = sides.iter().map(|(_, side)| side.as_str()).collect();
+    assert_eq!(
+        sides,
+        [
+            stores.url("orders").unwrap(),
+            stores.url("orders3").unwrap()
+        ]
+    );
+    assert_eq!(url.clone().take("set").as_deref(), Some("grow"));
+    let again = stores.url("again").unwrap_err().to_string();
+    assert!(again.contains("which is a set"), "{again}");
 }

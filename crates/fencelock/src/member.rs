@@ -25,6 +25,8 @@ pub(crate) fn is_set(url: &StoreUrl) -> bool {
 /// One store of a set, still to be opened.
 pub(crate) struct Member {
     store: Mutex<ToOpen>,
+    /// As it was given.
+    url: StoreUrl,
     shown: String,
 }
 
@@ -40,10 +42,16 @@ impl Member {
             );
             return Err(url.refuse(why));
         }
+        let url = url.clone();
         let store = ToOpen::new(options)?;
         let shown = store.to_string();
         let store = Mutex::new(store);
-        Ok(Self { store, shown })
+        Ok(Self { store, url, shown })
+    }
+
+    /// Whether both have the same URL.
+    pub(crate) fn is_alike(&self, other: &Self) -> bool {
+        self.url.is_alike(&other.url)
     }
 
     pub(crate) fn check(&self) -> Result<()> {

@@ -1,19 +1,26 @@
-//! Two stores between which locks move while programs run, by URL: `migrate:?from=URL&to=URL`, each URL percent-encoded.
+//! Two stores, or two sets of shards, between which locks move while programs run, by URL: `migrate:?from=URL&to=URL`, each
+//! URL percent-encoded.
 
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use fencelock_composite::{Migrate, Migration, Shard};
+use fencelock_composite::{Migrate, Migration, Opening, Shard};
 use fencelock_core::engine::StoreOptions;
 use fencelock_core::{Engine, Error, Result, StoreUrl};
 
 use crate::member::{Member, Options, opener};
+use crate::shards::{self, ShardSet};
 
 /// The scheme.
 pub(crate) const SCHEME: &str = "migrate";
 
-/// Two stores between which locks move, as [`connect`](crate::connect()) takes them.
+/// Its two sides.
+const FROM: &str = "from";
+const TO: &str = "to";
+
+/// Two stores, or two sets of shards, between which locks move, as [`connect`](crate::connect()) takes them.
 ///
 /// [`migration`](Self::migration) prepares them and makes the steps; docs/operations.md walks through it.
 ///
@@ -42,8 +49,16 @@ pub struct MigrateSet {
     url: StoreUrl,
     set: Option<String>,
     breaker: bool,
-    /// The old and the new store, or what is wrong with them.
-    stores: Result<[Arc<Member>; 2], Wrong>,
+    /// The old and the new side, or what is wrong with them.
+    sides: Result<Sides, Wrong>,
+}
+
+/// Between what names move.
+enum Sides {
+    /// All of them, from one store to another.
+    Stores([Arc<Member>; 2]),
+    /// Some of them, between the shards before and after.
+    Shards(Box<[ShardSet; 2]>),
 }
 
 /// A store that cannot be used, and why.
@@ -80,11 +95,12 @@ impl MigrateSet {
     pub(crate) fn of(set: &str, from: Options, to: Options) -> Self {
         let mut url = StoreUrl::new(SCHEME, [""; 0], "");
         url.set("set", set);
+        let sides = sides(&mut url, Some(set), from, to);
         Self {
-            stores: members(Some(set), from, to),
+            breaker: sides.as_ref().map_or(true, Sides::have_breakers),
+            sides,
             url,
             set: Some(set.to_owned()),
-            breaker: true,
         }
     }
 
@@ -101,25 +117,32 @@ impl MigrateSet {
         let (Some(from), Some(to)) = (from, to) else {
             return Err(refuse(&url));
         };
-        let stores = members(set.as_deref(), read(&from), read(&to));
-        if let Err(wrong) = &stores {
-            return Err(wrong.clone().into());
-        }
+        let sides = sides(&mut url, set.as_deref(), read(&from), read(&to))?;
         Ok(Self {
+            breaker: breaker && sides.have_breakers(),
             url,
             set,
-            breaker,
-            stores,
+            sides: Ok(sides),
         })
     }
 
     fn described(&self) -> Result<Migrate> {
-        let [from, to] = self.stores.as_ref().map_err(Wrong::clone)?;
-        let shard = |id, member| Shard::new(id, opener(member, self.url.inspect_only));
-        let stores = Migrate::between(shard("from", from), shard("to", to)).breaker(self.breaker);
+        let inspect_only = self.url.inspect_only;
+        let described = match self.sides.as_ref().map_err(Wrong::clone)? {
+            Sides::Stores([from, to]) => {
+                let shard = |id, member| Shard::new(id, opener(member, inspect_only));
+                Migrate::between(shard(FROM, from), shard(TO, to))
+            }
+            Sides::Shards(sets) => {
+                let [from, to] = &**sets;
+                let shards = |set: &ShardSet| set.shards(Opening::All, inspect_only);
+                Migrate::shards(shards(from)?, shards(to)?)
+            }
+        };
+        let described = described.breaker(self.breaker);
         Ok(match &self.set {
-            Some(set) => stores.set(set),
-            None => stores,
+            Some(set) => described.set(set),
+            None => described,
         })
     }
 
@@ -127,21 +150,103 @@ impl MigrateSet {
     ///
     /// # Errors
     /// [`Error::Config`](crate::Error::Config) for stores that cannot be used, [`Error::Invalid`](crate::Error::Invalid) for a
-    /// name that makes no sense.
+    /// name or a change of shards that makes no sense.
     pub fn migration(self) -> Result<Migration> {
         self.described()?.migration()
     }
 }
 
-fn members(set: Option<&str>, from: Options, to: Options) -> Result<[Arc<Member>; 2], Wrong> {
-    let member = |id, what: &str, store| {
-        let member = Member::new(what, store).map(Arc::new);
-        member.map_err(|error| Wrong::new(set, id, &error))
-    };
-    Ok([
-        member("from", "the old store", from)?,
-        member("to", "the new store", to)?,
-    ])
+impl Sides {
+    fn have_breakers(&self) -> bool {
+        match self {
+            Self::Stores(_) => true,
+            Self::Shards(sets) => sets.iter().all(ShardSet::has_breakers),
+        }
+    }
+
+    fn check(&self, set: Option<&str>) -> Result<()> {
+        match self {
+            Self::Stores(stores) => {
+                for (id, member) in [FROM, TO].into_iter().zip(stores) {
+                    let checked = member.check();
+                    checked.map_err(|error| Wrong::new(set, id, &error))?;
+                }
+                Ok(())
+            }
+            Self::Shards(sets) => sets.iter().try_for_each(ShardSet::check_stores),
+        }
+    }
+}
+
+/// What was given as the old and the new side of the set that `url` names, which gets the prefix of sets of shards.
+fn sides(
+    url: &mut StoreUrl,
+    set: Option<&str>,
+    from: Options,
+    to: Options,
+) -> Result<Sides, Wrong> {
+    let mut given = Vec::new();
+    for (id, options) in [(FROM, from), (TO, to)] {
+        given.push((id, options.map_err(|error| Wrong::new(set, id, &error))?));
+    }
+    let shards = given
+        .iter_mut()
+        .map(|(_, options)| options.url().scheme == shards::SCHEME);
+    match shards.collect::<Vec<_>>()[..] {
+        [false, false] => {}
+        [true, true] => return shard_sets(url, set, given),
+        _ => {
+            let why = "one is a set of shards, and the other one is not; locks move from one store to another, or between two sets \
+                       of shards";
+            return Err(Wrong::new(set, FROM, &url.refuse(why)));
+        }
+    }
+    let mut members = Vec::new();
+    for ((id, store), what) in given.into_iter().zip(["the old store", "the new store"]) {
+        let member = Member::new(what, Ok(store));
+        members.push(Arc::new(
+            member.map_err(|error| Wrong::new(set, id, &error))?,
+        ));
+    }
+    let two = members.try_into();
+    two.map(Sides::Stores)
+        .map_err(|_| Wrong::new(set, FROM, &Error::Closed))
+}
+
+fn shard_sets(
+    url: &mut StoreUrl,
+    set: Option<&str>,
+    given: Vec<(&str, Box<dyn StoreOptions>)>,
+) -> Result<Sides, Wrong> {
+    let mut sets = Vec::new();
+    for (_, options) in given {
+        let options: Box<dyn Any> = options;
+        // Nothing else has that scheme.
+        sets.extend(options.downcast::<ShardSet>().map(|set| *set));
+    }
+    let two: Result<[ShardSet; 2], _> = sets.try_into();
+    let mut sets = two.map_err(|_| Wrong::new(set, FROM, &Error::Closed))?;
+    let refuse = |url: &StoreUrl, why: String| Err(Wrong::new(set, TO, &url.refuse(why)));
+    let [from, to] = sets.each_mut().map(|set| set.url_mut().take("prefix"));
+    if from != to {
+        return refuse(url, "both sets of shards must have one prefix".to_owned());
+    }
+    if let Some(prefix) = from {
+        if url.clone().take("prefix").is_some_and(|own| own != prefix) {
+            return refuse(
+                url,
+                "it has another prefix than its sets of shards".to_owned(),
+            );
+        }
+        url.set("prefix", prefix);
+    }
+    if let Some(id) = sets[0].moved(&sets[1]) {
+        let why = format!(
+            "shard {id} has two URLs; one that stays must be written alike in both sets (its store is moved by a change of its own)"
+        );
+        return refuse(url, why);
+    }
+    Ok(Sides::Shards(Box::new(sets)))
 }
 
 /// Without passwords.
@@ -159,11 +264,8 @@ impl StoreOptions for MigrateSet {
 
     fn check(&self) -> Result<()> {
         let described = self.described()?;
-        if let Ok(stores) = &self.stores {
-            for (id, member) in ["from", "to"].into_iter().zip(stores) {
-                let checked = member.check();
-                checked.map_err(|error| Wrong::new(self.set.as_deref(), id, &error))?;
-            }
+        if let Ok(sides) = &self.sides {
+            sides.check(self.set.as_deref())?;
         }
         let mut url = self.url.clone();
         url.take("set");
@@ -210,5 +312,71 @@ mod tests {
         let url = "migrate:?from=memory:&to=memory:&set=a&breaker=no&prefix=p&connect-timeout=1s&outside-set=yes";
         assert!(Store::from(url).check().is_ok());
         assert!(Store::from(&*format!("{url}&more=1")).check().is_err());
+    }
+
+    /// A set between two sets of shards.
+    fn between(from: &str, to: &str) -> Result<(), String> {
+        let encoded = |set: &str| {
+            let set = set.replace('%', "%25").replace('&', "%26");
+            set.replace('?', "%3F").replace('@', "%40")
+        };
+        let url = format!(
+            "migrate:?set=grow&from={}&to={}",
+            encoded(from),
+            encoded(to)
+        );
+        Store::from(url).check().map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn two_sets_of_shards_are_taken() {
+        let three = "shards:?set=orders3&a=memory:&b=memory:&c=memory:";
+        let two = "shards:?set=orders&a=memory:&b=memory:";
+        assert_eq!(between(two, three), Ok(()));
+        assert_eq!(between(three, two), Ok(()));
+        let with_prefix = [two, three].map(|set| format!("{set}&prefix=p/&connect-timeout=1s"));
+        assert_eq!(between(&with_prefix[0], &with_prefix[1]), Ok(()));
+    }
+
+    #[cfg(feature = "redis")]
+    #[test]
+    fn sets_between_which_no_names_can_move_are_refused() {
+        let two = "shards:?a=memory:&b=redis://:secret%40@h:1";
+        for (to, why) in [
+            ("memory:", "one is a set of shards"),
+            (two, "same shards"),
+            (
+                "shards:?a=memory:&b=redis://:secret%40@h:2&c=memory:",
+                "shard b has two URLs",
+            ),
+            (
+                "shards:?a=memory:&b=redis://:secret%40@h:1&b.weight=2&c=memory:",
+                "keeps its weight",
+            ),
+            (
+                "shards:?a=memory:&b=redis://:secret%40@h:1&c=memory:&key=/",
+                "key rule",
+            ),
+            (
+                "shards:?a=memory:&b=redis://:secret%40@h:1&c=memory:&prefix=p",
+                "one prefix",
+            ),
+        ] {
+            let refused = between(two, to).unwrap_err();
+            assert!(refused.contains(why), "{to}: {refused}");
+            assert!(!refused.contains("secret"), "{to}: {refused}");
+        }
+    }
+
+    #[test]
+    fn the_shards_of_a_change_are_those_of_both_sets() {
+        let url =
+            "migrate:?from=shards:%3Fa=memory:%26b=memory:&to=shards:%3Fb=memory:%26c=memory:";
+        let url = fencelock_core::StoreUrl::parse(url).unwrap();
+        let ids: Vec<_> = crate::shard_urls(&url)
+            .into_iter()
+            .map(|(id, _)| id)
+            .collect();
+        assert_eq!(ids, ["a", "b", "c"]);
     }
 }

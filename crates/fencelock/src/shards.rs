@@ -40,7 +40,18 @@ pub fn shard_urls(url: &StoreUrl) -> Vec<(String, String)> {
     let others = [&OF_EVERY_STORE[..], &OF_A_SET].concat();
     let mut shards = url.clone().take_others(&others);
     shards.retain(|(option, _)| !option.ends_with(WEIGHT));
-    shards
+    let sides = shards.iter().map(|(_, side)| StoreUrl::parse(side).ok());
+    let sides = sides.map(|side| side.filter(|side| side.scheme == SCHEME));
+    match sides.collect::<Option<Vec<_>>>() {
+        // Between two sets of shards: those of both.
+        Some(sides) if url.scheme != SCHEME => {
+            let mut both: Vec<_> = sides.iter().flat_map(shard_urls).collect();
+            both.sort();
+            both.dedup_by(|one, other| one.0 == other.0);
+            both
+        }
+        _ => shards,
+    }
 }
 
 /// A set of stores, on which the names of locks are spread, as [`connect`](crate::connect()) takes it.
@@ -163,12 +174,38 @@ impl ShardSet {
         }
     }
 
-    fn shards(&self, opening: Opening) -> Result<Shards> {
+    pub(crate) fn url_mut(&mut self) -> &mut StoreUrl {
+        &mut self.url
+    }
+
+    /// Whether its shards are to have breakers.
+    pub(crate) fn has_breakers(&self) -> bool {
+        self.breaker
+    }
+
+    /// The id of a shard that another set has, too, with another URL.
+    pub(crate) fn moved(&self, other: &Self) -> Option<&str> {
+        let moved = self.shards.iter().find(|(id, _, member)| {
+            let mut others = other.shards.iter();
+            others.any(|(its, _, store)| its == id && !store.is_alike(member))
+        });
+        moved.map(|(id, ..)| id.as_str())
+    }
+
+    pub(crate) fn check_stores(&self) -> Result<()> {
+        for (id, _, member) in &self.shards {
+            let checked = member.check();
+            checked.map_err(|error| self.url.refuse(format!("shard {id}: {error}")))?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn shards(&self, opening: Opening, inspect_only: bool) -> Result<Shards> {
         if let Some(Error::Config { store, why, .. }) = &self.wrong {
             return Err(Error::config(store, why));
         }
         let shards = self.shards.iter().map(|(id, weight, member)| {
-            let store = opener(member, self.url.inspect_only);
+            let store = opener(member, inspect_only);
             Shard::new(id, store).weight(*weight)
         });
         let shards = Routed::shards(shards)
@@ -202,15 +239,14 @@ impl StoreOptions for ShardSet {
     }
 
     fn check(&self) -> Result<()> {
-        for (id, _, member) in &self.shards {
-            let checked = member.check();
-            checked.map_err(|error| self.url.refuse(format!("shard {id}: {error}")))?;
-        }
-        self.shards(Opening::All)?.check()
+        self.check_stores()?;
+        self.shards(Opening::All, self.url.inspect_only)?.check()
     }
 
     async fn init(&mut self) -> Result<()> {
-        self.shards(Opening::All)?.init().await
+        self.shards(Opening::All, self.url.inspect_only)?
+            .init()
+            .await
     }
 
     async fn open(&self) -> Result<Arc<dyn Engine>> {
@@ -218,6 +254,8 @@ impl StoreOptions for ShardSet {
             true => Opening::AsNeeded,
             false => Opening::All,
         };
-        Ok(Arc::new(self.shards(opening)?.open().await?))
+        Ok(Arc::new(
+            self.shards(opening, self.url.inspect_only)?.open().await?,
+        ))
     }
 }

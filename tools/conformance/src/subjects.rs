@@ -44,6 +44,9 @@ pub fn all() -> Vec<&'static dyn Subject> {
             &migrate::MORE[2],
             &migrate::MORE[3],
             &migrate::MORE[4],
+            &migrate::CHANGES[0],
+            &migrate::CHANGES[1],
+            &migrate::CHANGES[2],
         ],
         false => &[],
     };

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use fencelock_core::{Engine, Error, Result};
 use futures_util::future::join_all;
 
-use crate::map::Map;
+use crate::maps::Maps;
 use crate::migration::records::Records;
 use crate::phase::Phase;
 use crate::shard::Shard;
@@ -15,8 +15,8 @@ use crate::shard::Shard;
 #[derive(Debug)]
 pub struct Migration {
     pub(crate) set: String,
-    pub(crate) old: Map,
-    pub(crate) new: Map,
+    pub(crate) maps: Maps,
+    /// The shards of both maps.
     pub(crate) stores: Vec<Shard>,
 }
 
@@ -128,14 +128,8 @@ impl Opened {
 }
 
 impl Migration {
-    pub(crate) fn new(set: String, maps: (Map, Map), stores: Vec<Shard>) -> Self {
-        let (old, new) = maps;
-        Self {
-            set,
-            old,
-            new,
-            stores,
-        }
+    pub(crate) fn new(set: String, maps: Maps, stores: Vec<Shard>) -> Self {
+        Self { set, maps, stores }
     }
 
     /// Opens all stores.
@@ -160,7 +154,7 @@ impl Migration {
     }
 
     pub(crate) fn records<'a>(&'a self, opened: &'a Opened, adopts: bool) -> Records<'a> {
-        let first = self.old.shards().next().map(|(id, _)| id);
+        let first = self.maps.old.shards().next().map(|(id, _)| id);
         let arbiter = opened.ids.iter().position(|id| Some(id.as_str()) == first);
         Records {
             set: &self.set,

@@ -1,11 +1,12 @@
 //! Who holds in one store alone, although both are of the name: a program that was not switched.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fencelock_core::{ClaimId, Engine, LockName, Result};
 
+use crate::maps::Maps;
+use crate::migration::change::Opened;
 use crate::migration::floor::PROBE;
 
 /// A hold may be in one store alone for so long: on its way to the other one, or listed there just before or after.
@@ -24,7 +25,7 @@ pub struct Unpaired {
     pub owner: String,
 }
 
-/// What is held, from one listing of both stores.
+/// What is held of the names that move, from one listing of all stores. The first store of a name is the one that counts.
 #[derive(Debug, Default)]
 pub(crate) struct Held {
     pub(crate) only_first: Vec<Unpaired>,
@@ -55,9 +56,20 @@ async fn holders(engine: &dyn Engine) -> Result<Holders> {
     }
 }
 
-/// One listing of both stores.
-pub(crate) async fn list(first: &dyn Engine, second: &dyn Engine) -> Result<Held> {
-    let (first, mut second) = (holders(first).await?, holders(second).await?);
+/// One listing of all stores. `new`: the new store of a name is its first one.
+pub(crate) async fn list(opened: &Opened, maps: &Maps, new: bool) -> Result<Held> {
+    let (mut first, mut second) = (Holders::new(), Holders::new());
+    for (id, engine) in opened.ids.iter().zip(&opened.engines) {
+        for (name, of) in holders(&**engine).await? {
+            let [before, after] = maps.owners(name.as_str());
+            let of_first = if new { after } else { before } == id;
+            if before == after || ![before, after].contains(&id.as_str()) {
+                continue;
+            }
+            let listed = if of_first { &mut first } else { &mut second };
+            listed.insert(name, of);
+        }
+    }
     let mut held = Held::default();
     for (name, holders) in first {
         let mut there = second.remove(&name).unwrap_or_default();
@@ -91,11 +103,12 @@ pub(crate) struct Seen {
     pub(crate) lingering: Vec<Unpaired>,
 }
 
-/// Looks until nobody holds in `first` alone for longer than shortly, and has not for `quiet`; or until `patience` is over.
-/// Returns those who do, and the last listing.
+/// Looks until nobody holds in the first store alone for longer than shortly, and has not for `quiet`; or until `patience` is
+/// over. Returns those who do, and the last listing.
 pub(crate) async fn lingering(
-    first: &Arc<dyn Engine>,
-    second: &Arc<dyn Engine>,
+    opened: &Opened,
+    maps: &Maps,
+    new: bool,
     quiet: Duration,
     patience: Duration,
 ) -> Result<Seen> {
@@ -104,7 +117,7 @@ pub(crate) async fn lingering(
     let mut clean_since = begun;
     loop {
         let now = Instant::now();
-        let held = list(&**first, &**second).await?;
+        let held = list(opened, maps, new).await?;
         let found: BTreeSet<_> = held.only_first.iter().cloned().collect();
         seen.retain(|unpaired, _| found.contains(unpaired));
         for unpaired in found {

@@ -101,7 +101,8 @@ impl Migration {
     ///
     /// # Errors
     /// [`Error::Config`] if a store belongs to another set, or a lock is held in the new store; [`Error::Unsupported`] if one
-    /// keeps no record or cannot raise its tokens; and those of the stores, which all must answer.
+    /// keeps no record or cannot raise its tokens; and those of the stores, which all must answer. Where shards are added or
+    /// removed, [`Error::Config`] if a store is not the old set's.
     pub async fn prepare(&self, wanted: &Prepare, by: &str) -> Result<Stepped> {
         let times = wanted.times()?;
         let opened = self.open().await?;
@@ -120,12 +121,12 @@ impl Migration {
         let records = self.records(opened, wanted.record_lost);
         let promised = self.promised(opened, times)?;
         let (mut version, mut made) = (0, false);
-        let (mut before, mut over) = (Vec::new(), Vec::new());
+        let (mut before, mut over, mut missing) = (Vec::new(), Vec::new(), Vec::new());
         for (at, engine) in opened.engines.iter().enumerate() {
             let record = engine.record("", None).await?;
             before.push(record.version);
             match self.found(&records, at, &record.text, wanted.replace)? {
-                Found::Nothing => {}
+                Found::Nothing => missing.push(at),
                 Found::Own => made = true,
                 Found::Over(last) => {
                     check_pace(&**engine, &last, times)?;
@@ -134,16 +135,18 @@ impl Migration {
                 }
             }
         }
+        let added = self.maps.added();
         if made {
             for at in over {
-                records.take_over(at).await?;
+                let new = added.contains(&opened.ids[at].as_str());
+                records.take_over(at, before[at], new).await?;
             }
         } else {
-            for (id, _) in self.new.shards() {
+            self.check_made(opened, &missing)?;
+            for id in added {
                 check_unused(&**opened.at(id)?).await?;
             }
-            let mut first =
-                Stored::first_moving(&self.set, (&self.old, &self.new), promised, times, by);
+            let mut first = Stored::first_moving(&self.set, &self.maps, promised, times, by);
             first.version = version + 1;
             if let Some(moving) = &mut first.moving {
                 moving.at = now();
@@ -179,13 +182,14 @@ impl Migration {
             stored.check_moving(&self.set, &records.ids[at], records.ids)?;
             Ok(stored)
         });
+        let (before, is_over) = self.earlier(&records.ids[at], text);
         match own {
             Ok(_) => Ok(Found::Own),
-            Err(_) if replace && may_stand_alone(text) => {
+            Err(_) if before || replace && is_over => {
                 let stored = Stored::parse(text).map_err(|why| Error::config(engine, why))?;
                 Ok(Found::Over(Box::new(stored)))
             }
-            Err(why) if may_stand_alone(text) => Err(Error::config(
+            Err(why) if is_over => Err(Error::config(
                 engine,
                 format!(
                     "{why}. That set's move is over, or was never begun: `--replace` ends that set"
@@ -198,6 +202,41 @@ impl Migration {
                 ),
             )),
             Err(why) => Err(Error::config(engine, why)),
+        }
+    }
+
+    /// Whether the record of this store is the one that the old set of shards was made with; and whether it is that of a change
+    /// which is over, or was never begun.
+    fn earlier(&self, id: &str, text: &str) -> (bool, bool) {
+        let alone = may_stand_alone(text);
+        let (Some([old, _]), Ok(stored)) = (&self.maps.sets, Stored::parse(text)) else {
+            return (false, alone);
+        };
+        let map = &self.maps.old;
+        let of_map = map.weight(id).is_some();
+        let made = stored.check_fixed(old, id, map).is_ok();
+        let over = stored.check(old, id, map).is_ok();
+        (of_map && made, alone || of_map && over)
+    }
+
+    /// Refuses stores of the old set of shards that have no record: they are other stores, or have lost their data.
+    fn check_made(&self, opened: &Opened, missing: &[usize]) -> Result<()> {
+        let Some([old, _]) = &self.maps.sets else {
+            return Ok(());
+        };
+        let ids = missing.iter().map(|at| opened.ids[*at].as_str());
+        let mut old_ids = ids
+            .zip(missing)
+            .filter(|(id, _)| self.maps.old.weight(id).is_some());
+        match old_ids.next() {
+            None => Ok(()),
+            Some((id, at)) => {
+                let why = format!(
+                    "it has no record that says that it is shard {id} of the set {old:?}. Is this the right store? A new set is \
+                     made with `fencelock shards init`"
+                );
+                Err(Error::config(&*opened.engines[*at], why))
+            }
         }
     }
 

@@ -7,7 +7,7 @@ use fencelock_core::{BootInstant, Clock, Engine, Error, Result};
 use futures_util::future::join_all;
 
 use crate::phase::Phase;
-use crate::stored::{Stored, may_stand_alone};
+use crate::stored::Stored;
 use crate::unused::check_unused;
 
 /// How often somebody else may write at the same moment.
@@ -172,24 +172,24 @@ impl Records<'_> {
         Ok((settled.stored == next).then_some(settled))
     }
 
-    /// Gives a store that has the record of another set, whose move is over or was never begun, that of this set.
-    pub(crate) async fn take_over(&self, at: usize) -> Result<()> {
+    /// Gives a store that has the record of another set, whose move is over or was never begun, that of this set. `version` is
+    /// that of the record which was seen to be so, and `new` says whether nobody may use the store yet.
+    pub(crate) async fn take_over(&self, at: usize, version: u64, new: bool) -> Result<()> {
         let Some(own) = self.read(self.arbiter).await?.stored else {
             return Ok(());
         };
-        check_unused(&*self.engines[at]).await?;
-        let before = self.engines[at].record("", None).await?;
-        // Else somebody else has written it, which the caller finds.
-        if before.text.is_empty() || may_stand_alone(&before.text) {
-            self.write(at, before.version, &own.of_shard(&self.ids[at]))
-                .await?;
+        if new {
+            check_unused(&*self.engines[at]).await?;
         }
+        // If somebody else has written it meanwhile, the caller finds that.
+        self.write(at, version, &own.of_shard(&self.ids[at]))
+            .await?;
         Ok(())
     }
 
     /// The stores that say of themselves that they are the arbiter of this very set, and are not: `prepare` was called twice at
-    /// once, with the stores in another order. Nobody has begun.
-    pub(crate) async fn doubles(&self) -> Result<Vec<usize>> {
+    /// once, with the stores in another order. Nobody has begun. With the version of what they have.
+    pub(crate) async fn doubles(&self) -> Result<Vec<(usize, u64)>> {
         let mut doubles = Vec::new();
         for at in (0..self.ids.len()).filter(|at| *at != self.arbiter) {
             let record = self.engines[at].record("", None).await?;
@@ -198,7 +198,7 @@ impl Records<'_> {
                 own.is_ok() && stored.phase() == Phase::Old
             };
             if Stored::parse(&record.text).as_ref().is_ok_and(of_arbiter) {
-                doubles.push(at);
+                doubles.push((at, record.version));
             }
         }
         Ok(doubles)

@@ -28,7 +28,8 @@ pub struct Status {
     pub tight: Duration,
     /// Each store.
     pub stores: Vec<StoreStatus>,
-    /// How many holds are in the old store only, in the new one only, and in both; none if a store does not answer.
+    /// How many holds of names that move are in the old store only, in the new one only, and in both; none if a store does not
+    /// answer.
     pub held: Option<(usize, usize, usize)>,
     /// Who holds in one store alone although a hold needs both, or is about to: programs that were not switched.
     pub unpaired: Vec<Unpaired>,
@@ -137,26 +138,24 @@ impl Migration {
         if opened.engines.len() < opened.ids.len() {
             return Ok(status);
         }
-        let (old, new) = (
-            self.first_of(opened, &self.old)?,
-            self.first_of(opened, &self.new)?,
-        );
         // What is counted and who is named are of one listing.
         let counts = |held: &Held| (held.only_first.len(), held.only_second, held.both);
         let zero = Duration::ZERO;
         status.held = Some(match status.phase {
             Phase::BothOld => {
-                let seen = lingering(old, new, zero, zero).await?;
+                let seen = lingering(opened, &self.maps, false, zero, zero).await?;
                 status.unpaired = seen.lingering;
                 counts(&seen.held)
             }
             Phase::BothNew => {
-                let seen = lingering(new, old, zero, zero).await?;
+                let seen = lingering(opened, &self.maps, true, zero, zero).await?;
                 status.unpaired = seen.lingering;
                 let (only_new, only_old, both) = counts(&seen.held);
                 (only_old, only_new, both)
             }
-            Phase::Old | Phase::Hush | Phase::New => counts(&list(&**old, &**new).await?),
+            Phase::Old | Phase::Hush | Phase::New => {
+                counts(&list(opened, &self.maps, false).await?)
+            }
         });
         Ok(status)
     }

@@ -1,12 +1,10 @@
 //! From phase to phase.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use fencelock_core::engine::{MAX_FLOOR, RecordChange};
 use fencelock_core::{BootInstant, Clock, Engine, Error, Purpose, Result};
 
-use crate::map::Map;
 use crate::migration::change::{How, Migration, Opened, Stepped, now};
 use crate::migration::floor;
 use crate::migration::pairs::lingering;
@@ -78,8 +76,8 @@ impl Migration {
 
     async fn abort_opened(&self, opened: &Opened, how: &How<'_>) -> Result<Stepped> {
         let records = self.records(opened, how.record_lost);
-        for at in records.doubles().await? {
-            records.take_over(at).await?;
+        for (at, version) in records.doubles().await? {
+            records.take_over(at, version, true).await?;
         }
         let settled = records.settle().await?;
         if settled.stored.phase() != Phase::Old {
@@ -106,7 +104,13 @@ impl Migration {
     /// # Errors
     /// Those of the new store. [`Error::Unsupported`] in another phase: what the old store's tokens were is not known then.
     pub async fn finish_without_old(&self, how: &How<'_>) -> Result<Stepped> {
-        let (id, _) = self.new.shards().next().ok_or(Error::Closed)?;
+        if self.maps.sets.is_some() {
+            let why = "it is for one store that takes the place of another; here shards are added or removed, whose old stores must \
+                       answer: go on with `fencelock migrate finish`, or back with `fencelock migrate abort`";
+            let action = "going on without an old store";
+            return Err(Error::unsupported(&self.set, action, why));
+        }
+        let (id, _) = self.maps.new.shards().next().ok_or(Error::Closed)?;
         let shard = self.stores.iter().find(|shard| shard.id == id);
         let store = shard.ok_or(Error::Closed)?.store.open().await?;
         let finished = self.finish_alone(id, &*store, how).await;
@@ -234,8 +238,8 @@ impl Migration {
             let changes = changes || (phase, to) == (phase, without_hush(phase, Phase::Hush));
             if changes {
                 let floor = self.take_floor(opened, to).await?;
-                let targets = self.map_after(to).shards();
-                let floors = targets.map(|(id, _)| (id.to_owned(), floor));
+                let targets = self.owners_after(to).into_iter();
+                let floors = targets.map(|id| (id.to_owned(), floor));
                 moving.floors.extend(floors);
             }
         }
@@ -260,19 +264,14 @@ impl Migration {
         Clock::Boot.sleep_until(until).await;
     }
 
-    /// The map whose stores count after the hush.
-    const fn map_after(&self, to: Phase) -> &Map {
-        match to {
-            Phase::BothNew => &self.new,
-            _ => &self.old,
-        }
+    /// The stores that count after the hush for names that move.
+    fn owners_after(&self, to: Phase) -> Vec<&str> {
+        self.maps.owners_of_moved(to == Phase::BothNew)
     }
 
     async fn take_floor(&self, opened: &Opened, to: Phase) -> Result<u64> {
-        let targets = self
-            .map_after(to)
-            .shards()
-            .map(|(id, _)| opened.at(id).cloned());
+        let targets = self.owners_after(to).into_iter();
+        let targets = targets.map(|id| opened.at(id).cloned());
         let targets: Vec<_> = targets.collect::<Result<_>>()?;
         Ok(floor::take(&opened.engines, &targets).await?.get())
     }
@@ -285,7 +284,7 @@ impl Migration {
         stored: &Stored,
     ) -> Result<Option<String>> {
         if stored.is_given_back() {
-            for (id, _) in self.new.shards() {
+            for id in self.maps.added() {
                 // Somebody may have come to use it by itself.
                 if let Err(Error::Config { why, .. }) = check_unused(&**opened.at(id)?).await {
                     return Ok(Some(format!("[{id}] {why}")));
@@ -322,15 +321,8 @@ impl Migration {
         how: &How<'_>,
         from: Phase,
     ) -> Result<Option<String>> {
-        let (old, new) = (
-            self.first_of(opened, &self.old)?,
-            self.first_of(opened, &self.new)?,
-        );
-        let (first, second) = match from {
-            Phase::BothNew => (new, old),
-            _ => (old, new),
-        };
-        let seen = lingering(first, second, how.quiet, how.patience).await?;
+        let new = from == Phase::BothNew;
+        let seen = lingering(opened, &self.maps, new, how.quiet, how.patience).await?;
         let found = seen.lingering;
         if found.is_empty() {
             return Ok(None);
@@ -344,20 +336,12 @@ impl Migration {
             ""
         };
         Ok(Some(format!(
-            "{} locks are held in {first} alone ({}{more}): by programs that were not switched to the set, or that do not \
+            "{} locks are held in the {} store alone ({}{more}): by programs that were not switched to the set, or that do not \
              renew; switch or end them, and repeat this",
             found.len(),
+            if new { "new" } else { "old" },
             named.join(", ")
         )))
-    }
-
-    pub(crate) fn first_of<'a>(
-        &self,
-        opened: &'a Opened,
-        map: &Map,
-    ) -> Result<&'a Arc<dyn Engine>> {
-        let (id, _) = map.shards().next().ok_or(Error::Closed)?;
-        opened.at(id)
     }
 }
 

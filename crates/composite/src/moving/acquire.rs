@@ -100,7 +100,7 @@ impl Acquiring<'_> {
         if hush && !self.claim.wait {
             return self.outwait(now).await.map(|()| None);
         }
-        match self.place_at(now, route, route.first).await? {
+        match self.place_at(route, route.first).await? {
             Standing::Held(_) => {}
             other => {
                 // Whoever holds the first store may need the second: no circle of waiters.
@@ -125,7 +125,7 @@ impl Acquiring<'_> {
         let Some(second) = route.second else {
             return Ok(None);
         };
-        match self.place_at(now, route, second).await? {
+        match self.place_at(route, second).await? {
             Standing::Held(_) => Ok(None),
             Standing::Waiting(mut place) => {
                 // Calling again prolongs the first store.
@@ -158,7 +158,7 @@ impl Acquiring<'_> {
     }
 
     /// Places the claim at one store.
-    async fn place_at(&self, now: &Now, route: Route, store: usize) -> Result<Standing> {
+    async fn place_at(&self, route: Route, store: usize) -> Result<Standing> {
         let mut half = self.entry.half(store).lock().await;
         if half.over {
             // Its id was withdrawn here.
@@ -166,7 +166,7 @@ impl Acquiring<'_> {
         }
         let counts = route.counts == Some(store);
         let floor = match counts {
-            true => now.known.floor(&self.state.ids[store]),
+            true => route.floor,
             false => Token(0),
         };
         let claim = at_store(self.claim, counts, floor);

@@ -26,9 +26,8 @@ impl Inspect for Moving {
             _ => (old?, new),
         };
         if let Ok(other) = other {
-            let floor = self.floor(&now, route);
             for holder in &mut counted.holders {
-                holder.token = token_of(holder, &other, floor);
+                holder.token = token_of(holder, &other, route.floor);
             }
             counted.waiters.extend(other.waiters);
         }
@@ -141,7 +140,7 @@ impl Inspect for Moving {
         };
         grant.lease = grant.lease.min(now.ends().since(grant.counted_from));
         if let (Some(token), Some(second)) = (holder.token, route.second)
-            && token <= self.floor(&now, route)
+            && token <= route.floor
         {
             let other = if route.counts == Some(second) {
                 route.first
@@ -149,7 +148,7 @@ impl Inspect for Moving {
                 second
             };
             let view = self.look_at(other, name).await?;
-            holder.token = token_of(&holder, &view, self.floor(&now, route));
+            holder.token = token_of(&holder, &view, route.floor);
             grant.tokens.first = holder.token.unwrap_or(token);
         }
         Ok(Some((holder, grant)))
@@ -169,7 +168,7 @@ impl Inspect for Moving {
             match asked.await {
                 Ok((found, record)) => {
                     findings.extend(found.iter().map(|finding| of_shard(id, finding)));
-                    if record.text.is_empty() && phase != Phase::New {
+                    if record.text.is_empty() && (phase != Phase::New || now.known.is_used(id)) {
                         findings.push(of_shard(id, &without_record()));
                     }
                 }
@@ -235,12 +234,6 @@ impl Moving {
         let now = state.known()?;
         let route = state.route(&now.known, name)?;
         Ok((now, route))
-    }
-
-    /// What the tokens of new grants are above.
-    fn floor(&self, now: &Now, route: Route) -> Token {
-        let counts = route.counts.unwrap_or(route.first);
-        now.known.floor(&self.state().ids[counts])
     }
 
     async fn look_at(&self, store: usize, name: &LockName) -> Result<LockView> {

@@ -25,11 +25,7 @@ pub(crate) async fn wait(state: &State, claim: &Claim, place: &Place) -> Result<
     };
     let member = &state.members[store];
     let engine = member.engine().await?;
-    let here = at_store(
-        claim,
-        route.counts == Some(store),
-        now.known.floor(&state.ids[store]),
-    );
+    let here = at_store(claim, route.counts == Some(store), route.floor);
     let waited = tokio::select! {
         waited = engine.wait(&here, place) => waited,
         () = changed => return Ok(None),
@@ -38,10 +34,9 @@ pub(crate) async fn wait(state: &State, claim: &Claim, place: &Place) -> Result<
         return Ok(None);
     };
     entry.half(store).lock().await.grant = Some(grant);
-    let above = grant.tokens.first > now.known.floor(&state.ids[store]);
     match route.second {
         // Else the claim takes the other store, too, or gives this one back.
-        None if above => Ok(believe(state, &entry, &now, route).await),
+        None if grant.tokens.first > route.floor => Ok(believe(state, &entry, &now, route).await),
         _ => Ok(None),
     }
 }

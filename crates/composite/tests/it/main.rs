@@ -3,6 +3,7 @@
 
 mod away;
 mod given_back;
+mod growing;
 mod moving;
 mod routing;
 mod sets;

@@ -15,6 +15,7 @@ mod store_url;
 mod tls_files;
 mod view;
 
+use std::any::Any;
 use std::fmt::{Debug, Display};
 use std::sync::Arc;
 use std::time::Duration;
@@ -206,7 +207,7 @@ pub trait Inspect: Send + Sync {
 
 /// What `fencelock::connect` opens: each engine's crate has such a type, named `Options`.
 #[async_trait]
-pub trait StoreOptions: Debug + Send + Sync + 'static {
+pub trait StoreOptions: Any + Debug + Send + Sync {
     /// The options as a URL has them.
     fn url(&mut self) -> &mut StoreUrl;
 

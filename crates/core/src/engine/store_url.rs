@@ -184,6 +184,22 @@ impl StoreUrl {
         self.secrets.insert(what, secret.into());
     }
 
+    /// Whether both are written alike, passwords aside: then they mean one store.
+    #[must_use]
+    pub fn is_alike(&self, other: &Self) -> bool {
+        let of = |url: &Self| {
+            let Self {
+                scheme,
+                user,
+                hosts,
+                path,
+                ..
+            } = url.clone();
+            (scheme, user, hosts, path, url.options.clone())
+        };
+        of(self) == of(other)
+    }
+
     /// Whether a password stands in it, in the clear or percent-encoded.
     ///
     /// ```

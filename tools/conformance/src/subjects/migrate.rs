@@ -1,11 +1,11 @@
-//! Two stores between which locks move, in a phase that stands still.
+//! Two stores, or two sets of shards, between which locks move, in a phase that stands still.
 
 use std::time::Duration;
 
 use async_trait::async_trait;
-use fencelock::MigrateSet;
 use fencelock::composite::{Prepare, Stepped};
 use fencelock::engine::RecordChange;
+use fencelock::{MigrateSet, ShardSet};
 use fencelock_testbed::{Failure, Result};
 use serde_json::{Value, json};
 
@@ -33,6 +33,23 @@ pub(crate) static MORE: [Between; 5] = [
     Between::redis_to_etcd("migrate-etcd[1]", 1),
     Between::redis_to_etcd("migrate-etcd[3]", 3),
 ];
+
+/// Between two shards and three, on SQLite files. Half of the names move to the third one, or from it.
+pub(crate) struct Change {
+    name: &'static str,
+    /// How many shards there are before and after.
+    counts: [usize; 2],
+    phase: u32,
+}
+
+pub(crate) static CHANGES: [Change; 3] = [
+    Change::new("migrate-shards[1]", [2, 3], 1),
+    Change::new("migrate-shards[3]", [2, 3], 3),
+    Change::new("migrate-shards-back[3]", [3, 2], 3),
+];
+
+/// The shards with their weights.
+const SHARDS: [(&str, u8); 3] = [("a", 1), ("b", 1), ("c", 2)];
 
 /// The longest lease and lock-delay of a case is some minutes.
 const LONG: Duration = Duration::from_secs(3600);
@@ -73,18 +90,71 @@ impl Subject for Between {
     async fn open(&self, _server: bool) -> Result<Box<dyn Store>> {
         let two = Two([self.from.open(false).await?, self.to.open(false).await?]);
         let [from, to] = two.urls();
-        let failed = |error: fencelock::Error| Failure::new(error.to_string());
         let set = MigrateSet::new("migrate", &from, &to);
-        let migration = set.migration().map_err(failed)?;
-        let terms = Prepare::default().pace(LONG).lock_delay(LONG / 2);
-        let prepared = migration.prepare(&terms, "conformance").await;
-        let prepared = prepared.map_err(failed)?;
-        assert!(matches!(prepared, Stepped::Done(_)), "{prepared:?}");
-        for url in [from, to] {
-            set_phase(&url, self.phase).await.map_err(failed)?;
-        }
+        let begun = begin(set, &[from, to], self.phase).await;
+        begun.map_err(|error| Failure::new(error.to_string()))?;
         Ok(Box::new(two))
     }
+}
+
+impl Change {
+    const fn new(name: &'static str, counts: [usize; 2], phase: u32) -> Self {
+        Self {
+            name,
+            counts,
+            phase,
+        }
+    }
+}
+
+#[async_trait]
+impl Subject for Change {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn claim_window(&self) -> Duration {
+        InFile.claim_window()
+    }
+
+    async fn open(&self, _server: bool) -> Result<Box<dyn Store>> {
+        let mut files = Vec::new();
+        for _ in SHARDS {
+            files.push(InFile.open(false).await?);
+        }
+        let files = Files {
+            counts: self.counts,
+            files,
+        };
+        let urls: Vec<_> = files.files.iter().map(|file| file.url()).collect();
+        let shards = |count: usize| {
+            let shards = SHARDS.iter().zip(&urls).take(count);
+            shards.fold(ShardSet::new("shards"), |set, ((id, weight), url)| {
+                set.shard(*id, *weight, url)
+            })
+        };
+        let [before, after] = self.counts;
+        let begun = async {
+            fencelock::init(shards(before)).await?;
+            let set = MigrateSet::new("migrate", shards(before), shards(after));
+            begin(set, &urls, self.phase).await
+        };
+        begun
+            .await
+            .map_err(|error| Failure::new(error.to_string()))?;
+        Ok(Box::new(files))
+    }
+}
+
+/// Prepares a set, and writes a phase into the records of its stores.
+async fn begin(set: MigrateSet, urls: &[String], phase: u32) -> fencelock::Result<()> {
+    let terms = Prepare::default().pace(LONG).lock_delay(LONG / 2);
+    let prepared = set.migration()?.prepare(&terms, "conformance").await?;
+    assert!(matches!(prepared, Stepped::Done(_)), "{prepared:?}");
+    for url in urls {
+        set_phase(url, phase).await?;
+    }
+    Ok(())
 }
 
 /// Writes this phase into the record of a store. Nobody uses it yet, so nobody need be waited for.
@@ -97,11 +167,45 @@ async fn set_phase(url: &str, phase: u32) -> fencelock::Result<()> {
     text["phase"] = json!(phase);
     text["version"] = json!(2);
     if phase > 2 {
-        text["floors"] = json!({ "to": FLOOR });
+        text["floors"] = json!({ "to": FLOOR, "a": FLOOR, "b": FLOOR, "c": FLOOR });
     }
     let change = RecordChange::new(record.version, text.to_string())?;
     engine.record("", Some(&change)).await?;
     engine.close().await
+}
+
+/// As an option has it.
+fn encoded(url: &str) -> String {
+    let url = url.replace('%', "%25").replace('&', "%26");
+    url.replace('@', "%40").replace('?', "%3F")
+}
+
+struct Files {
+    counts: [usize; 2],
+    files: Vec<Box<dyn Store>>,
+}
+
+#[async_trait]
+impl Store for Files {
+    fn url(&self) -> String {
+        let sides = self.counts.map(|count| {
+            let shards = SHARDS.iter().zip(&self.files).take(count);
+            let shards = shards.map(|((id, weight), file)| {
+                format!("{id}={}&{id}.weight={weight}", encoded(&file.url()))
+            });
+            encoded(&format!("shards:?{}", shards.collect::<Vec<_>>().join("&")))
+        });
+        let [from, to] = sides;
+        format!("migrate:?from={from}&to={to}")
+    }
+
+    async fn leftovers(&self) -> Result<u64> {
+        let mut left = 0;
+        for file in &self.files {
+            left += file.leftovers().await?;
+        }
+        Ok(left)
+    }
 }
 
 struct Two([Box<dyn Store>; 2]);
@@ -115,12 +219,7 @@ impl Two {
 #[async_trait]
 impl Store for Two {
     fn url(&self) -> String {
-        let encoded = |url: String| {
-            url.replace('%', "%25")
-                .replace('&', "%26")
-                .replace('@', "%40")
-        };
-        let [from, to] = self.urls().map(|url| encoded(url).replace('?', "%3F"));
+        let [from, to] = self.urls().map(|url| encoded(&url));
         format!("migrate:?from={from}&to={to}")
     }
 

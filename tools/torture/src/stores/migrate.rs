@@ -1,4 +1,5 @@
-//! Two Redis servers between which all locks move, there and back, while the workers run. The nodes are the servers.
+//! Two Redis servers between which all locks move, there and back, while the workers run; or three, of which one is added to a set
+//! of two shards, and removed. The nodes are the servers.
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -33,9 +34,13 @@ const AHEAD: u64 = 3_600_000_000;
 const ATTEMPTS: u32 = 200;
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// The shards of a set that gets the third one, with their weights. Half of the names move to it.
+const SHARDS: [(&str, u8); 3] = [("a", 1), ("b", 1), ("c", 2)];
+
 struct Move {
-    servers: [Redis; 2],
-    paused: [bool; 2],
+    name: &'static str,
+    servers: Vec<Redis>,
+    paused: Vec<bool>,
     /// Whether the next step goes to the new store.
     forward: Arc<AtomicBool>,
     steps: Vec<Step>,
@@ -49,29 +54,54 @@ struct Step {
     thread: JoinHandle<()>,
 }
 
+/// From one server to another.
 pub(super) fn start() -> Result<Box<dyn TestStore>> {
+    start_on("migrate", 2)
+}
+
+/// From two shards to three.
+pub(super) fn start_shards() -> Result<Box<dyn TestStore>> {
+    start_on("migrate-shards", SHARDS.len())
+}
+
+fn start_on(name: &'static str, count: usize) -> Result<Box<dyn TestStore>> {
     let server = || Redis::builder().append_only("always").start();
-    let servers = [server()?, server()?];
+    let servers: Vec<_> = (0..count).map(|_| server()).collect::<Result<_>>()?;
     let now: Vec<String> = servers[0].command(&["TIME"])?;
     let seconds: u64 = now[0].parse().map_err(Failure::to("read the time"))?;
     let ahead = (seconds * 1_000_000 + AHEAD).to_string();
     servers[0].command::<()>(&["SET", COUNTER, &ahead])?;
     let store = Move {
+        name,
+        paused: vec![false; servers.len()],
         servers,
-        paused: [false; 2],
         forward: Arc::new(AtomicBool::new(true)),
         steps: Vec::new(),
         wrong: Arc::default(),
     };
+    store.init()?;
     store.prepare()?;
     Ok(Box::new(store))
 }
 
 impl Move {
+    /// Of both sides.
     fn urls(&self, ports: &[u16]) -> [String; 2] {
-        [0, 1].map(|at| {
-            let url = self.servers[at].url_at(ports[at]);
+        let servers = self.servers.iter().zip(ports);
+        let urls = servers.map(|(server, port)| {
+            let url = server.url_at(*port);
             format!("{url}?claim-window={WINDOW}ms")
+        });
+        let urls: Vec<_> = urls.collect();
+        if let [from, to] = &urls[..] {
+            return [from.clone(), to.clone()];
+        }
+        [2, 3].map(|count| {
+            let shards = SHARDS.iter().zip(&urls).take(count);
+            let shards = shards
+                .map(|((id, weight), url)| format!("{id}={}&{id}.weight={weight}", encoded(url)));
+            let shards: Vec<_> = shards.collect();
+            format!("shards:?set={SET}-{count}&{}", shards.join("&"))
         })
     }
 
@@ -79,6 +109,18 @@ impl Move {
         let [from, to] = self.urls(&self.ports());
         let set = MigrateSet::new(SET, &from, &to);
         set.migration().map_err(Failure::to("describe the stores"))
+    }
+
+    /// Makes the set of two shards.
+    fn init(&self) -> Result<()> {
+        if self.servers.len() < SHARDS.len() {
+            return Ok(());
+        }
+        let [before, _] = self.urls(&self.ports());
+        on_a_thread(async move {
+            let made = fencelock::init(before).await;
+            made.map_err(Failure::to("make the set"))
+        })
     }
 
     /// Writes the first record, or those that were lost.
@@ -173,9 +215,15 @@ fn on_a_thread(work: impl Future<Output = Result<()>> + Send + 'static) -> Resul
     }
 }
 
+/// As an option has it.
+fn encoded(url: &str) -> String {
+    let url = url.replace('%', "%25").replace('?', "%3F");
+    url.replace('&', "%26")
+}
+
 impl TestStore for Move {
     fn name(&self) -> &'static str {
-        "migrate"
+        self.name
     }
 
     fn ports(&self) -> Vec<u16> {
@@ -183,7 +231,7 @@ impl TestStore for Move {
     }
 
     fn url(&self, ports: &[u16]) -> String {
-        let [from, to] = self.urls(ports).map(|url| url.replace('?', "%3F"));
+        let [from, to] = self.urls(ports).map(|url| encoded(&url));
         format!("migrate:?set={SET}&from={from}&to={to}")
     }
 
@@ -202,15 +250,17 @@ impl TestStore for Move {
             FaultKind::Step => self.step(false),
             // It goes the other way, and is killed.
             FaultKind::StepKilled => self.step(true),
-            // It cannot be seen whether the other one, which is paused, has it.
-            FaultKind::RecordLost if self.paused[1 - node] => Ok(()),
             FaultKind::RecordLost => {
-                // One store at a time: with both, the set is lost.
-                let other: u32 = self.servers[1 - node].command(&["EXISTS", RECORD])?;
-                if other == 1 {
-                    self.servers[node].command::<()>(&["DEL", RECORD])?;
+                // One store at a time: with all, the set is lost.
+                for other in (0..self.servers.len()).filter(|other| *other != node) {
+                    // It cannot be seen whether one that is paused has it.
+                    if self.paused[other]
+                        || self.servers[other].command::<u32>(&["EXISTS", RECORD])? == 0
+                    {
+                        return Ok(());
+                    }
                 }
-                Ok(())
+                self.servers[node].command::<()>(&["DEL", RECORD])
             }
             FaultKind::Pause => {
                 self.paused[node] = true;

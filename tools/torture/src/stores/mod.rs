@@ -51,6 +51,11 @@ const KINDS: &[(&str, &str, Start)] = &[
         |_| migrate::start(),
     ),
     (
+        "migrate-shards",
+        "two Redis servers as shards, to which a third one is added, and removed",
+        |_| migrate::start_shards(),
+    ),
+    (
         "redlock",
         "five Redis servers of which a majority decides",
         |_| redlock::start(),

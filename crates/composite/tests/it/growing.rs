@@ -1,0 +1,528 @@
+//! Shards that are added and removed while programs run: names that move do so as between two stores, and names that stay see
+//! nothing of it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::Duration;
+
+use fencelock_composite::{
+    How, KeyRule, Map, Migrate, Moving, Phase, Prepare, Routed, Shards, Stepped, may_stand_alone,
+};
+use fencelock_core::engine::{Claim, Leave, RecordChange, Standing};
+use fencelock_core::{ClaimIds, Client, Engine, Error, LockName, LossReason, Memory, Token};
+
+use crate::moving::{PACE, TIGHT, TTL, token};
+use crate::until;
+
+/// Three stores. The set `orders` has `before` of them, and `orders3` has `after` of them.
+struct Change {
+    stores: [Memory; 3],
+    before: usize,
+    after: usize,
+}
+
+/// The set that changes them.
+const SET: &str = "change";
+
+impl Change {
+    async fn made(before: usize, after: usize) -> Self {
+        let stores = [Memory::new(), Memory::new(), Memory::new()];
+        let change = Self {
+            stores,
+            before,
+            after,
+        };
+        change.before().init().await.unwrap();
+        change
+    }
+
+    async fn prepared(before: usize, after: usize) -> Self {
+        let change = Self::made(before, after).await;
+        change.prepare(&terms()).await.unwrap();
+        change
+    }
+
+    fn shards(&self, count: usize) -> Shards {
+        let shards = ["a", "b", "c"].into_iter().zip(&self.stores).take(count);
+        Routed::shards(shards.map(|(id, store)| (id, Arc::new(store.another()) as Arc<dyn Engine>)))
+    }
+
+    fn before(&self) -> Shards {
+        self.shards(self.before).set("orders")
+    }
+
+    fn after(&self) -> Shards {
+        self.shards(self.after).set("orders3")
+    }
+
+    fn stores(&self) -> Migrate {
+        Migrate::shards(self.before(), self.after()).set(SET)
+    }
+
+    async fn prepare(&self, terms: &Prepare) -> Result<Stepped, Error> {
+        let migration = self.stores().migration().unwrap();
+        migration.prepare(terms, "test").await
+    }
+
+    async fn engine(&self) -> Arc<Moving> {
+        Arc::new(self.stores().open().await.unwrap())
+    }
+
+    async fn client(&self) -> Client {
+        Client::new(self.engine().await).unwrap()
+    }
+
+    async fn begin(&self) {
+        let migration = self.stores().migration().unwrap();
+        let begun = migration.begin(&How::new("test")).await.unwrap();
+        assert_eq!(begun, Stepped::Done(Phase::BothOld));
+    }
+
+    async fn finish(&self, to: Phase) {
+        let migration = self.stores().migration().unwrap();
+        let finished = migration.finish(&How::new("test")).await.unwrap();
+        assert_eq!(finished, Stepped::Done(to));
+    }
+
+    async fn abort(&self) {
+        let migration = self.stores().migration().unwrap();
+        let aborted = migration.abort(&How::new("test")).await.unwrap();
+        assert_eq!(aborted, Stepped::Done(Phase::Old));
+    }
+
+    /// A name that lies on these shards before and after.
+    fn name(&self, before: &str, after: &str) -> String {
+        let map = |count: usize| {
+            let ids = ["a", "b", "c"].into_iter().take(count);
+            Map::new(ids.map(|id| (id, 1)), KeyRule::default()).unwrap()
+        };
+        let (old, new) = (map(self.before), map(self.after));
+        let mut names = (0..).map(|number| format!("name/{number}"));
+        let lies = |name: &String| old.shard_of(name) == before && new.shard_of(name) == after;
+        names.find(lies).unwrap()
+    }
+
+    /// How many hold a name in each store.
+    async fn held(&self, name: &str) -> [usize; 3] {
+        let name = LockName::new(name).unwrap();
+        let mut held = [0; 3];
+        for (count, store) in held.iter_mut().zip(&self.stores) {
+            *count = store.inspect().look(&name).await.unwrap().holders.len();
+        }
+        held
+    }
+
+    /// Writes a phase, as nobody may who does not wait.
+    async fn set_phase(&self, phase: u32, version: u64) {
+        for store in &self.stores {
+            let record = store.record("", None).await.unwrap();
+            let mut text: serde_json::Value = serde_json::from_str(&record.text).unwrap();
+            text["phase"] = phase.into();
+            text["version"] = version.into();
+            let change = RecordChange::new(record.version, text.to_string()).unwrap();
+            store.record("", Some(&change)).await.unwrap();
+        }
+    }
+}
+
+fn terms() -> Prepare {
+    Prepare::default().pace(PACE).tight(TIGHT)
+}
+
+async fn workers_over_all_steps(change: Change, name: &str, behind: usize) {
+    // The tokens of the other stores are far behind those of this one.
+    let ahead = Client::new(Arc::new(change.stores[behind].another())).unwrap();
+    for _ in 0..50 {
+        token(&ahead, "other").await;
+    }
+    let (change, done) = (Arc::new(change), Arc::new(AtomicBool::new(false)));
+    let workers: Vec<_> = (0..3)
+        .map(|_| {
+            let (change, done, name) = (Arc::clone(&change), Arc::clone(&done), name.to_owned());
+            tokio::spawn(async move {
+                let client = change.client().await;
+                let mut tokens = Vec::new();
+                while !done.load(SeqCst) {
+                    let request = client.lock(&name).ttl(TTL).timeout(Duration::from_secs(10));
+                    let guard = request.await.unwrap();
+                    tokens.push((guard.token(), guard.is_valid()));
+                    tokio::time::sleep(Duration::from_millis(3)).await;
+                    tokens.push((guard.token(), guard.is_valid()));
+                    guard.release().await.unwrap();
+                }
+                tokens
+            })
+        })
+        .collect();
+    let client = change.client().await;
+    let mut highest = Token(0);
+    let mut grows = async |phase: &str| {
+        let next = token(&client, name).await;
+        assert!(next > highest, "{phase}: {next} after {highest}");
+        highest = next;
+    };
+    grows("0").await;
+    change.begin().await;
+    grows("1").await;
+    change.finish(Phase::BothNew).await;
+    grows("3").await;
+    change.finish(Phase::New).await;
+    grows("4").await;
+    change.abort().await;
+    grows("back to 0").await;
+    done.store(true, SeqCst);
+    let mut all = Vec::new();
+    for worker in workers {
+        let tokens = worker.await.unwrap();
+        assert!(tokens.is_sorted(), "{tokens:?}");
+        assert!(tokens.iter().all(|(_, valid)| *valid));
+        all.extend(tokens.iter().step_by(2).map(|(token, _)| *token));
+    }
+    let count = all.len();
+    all.sort_unstable();
+    all.dedup();
+    assert!(count > 20 && all.len() == count, "{count}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_name_moves_to_an_added_shard_and_back_with_growing_tokens() {
+    let change = Change::prepared(2, 3).await;
+    let name = change.name("a", "c");
+    workers_over_all_steps(change, &name, 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_name_moves_from_a_removed_shard_and_back_with_growing_tokens() {
+    let change = Change::prepared(3, 2).await;
+    let name = change.name("c", "b");
+    workers_over_all_steps(change, &name, 2).await;
+}
+
+/// Its holder keeps it, and who waits keeps the place, over all steps, with the calls of a program that never knows.
+#[tokio::test]
+async fn a_name_that_stays_is_not_disturbed() {
+    let change = Change::prepared(2, 3).await;
+    let name = change.name("a", "a");
+    let [holder, first, second] = [
+        change.client().await,
+        change.client().await,
+        change.client().await,
+    ];
+    let guard = holder.lock(&name).ttl(TTL).label("0").await.unwrap();
+    let mut waiting = Vec::new();
+    for client in [first, second] {
+        let count = waiting.len() + 1;
+        let of = name.clone();
+        waiting.push(tokio::spawn(async move {
+            let request = client.lock(&of).ttl(TTL).label(&count.to_string());
+            (request.await.unwrap(), client)
+        }));
+        until("it waits", async || {
+            holder.look(&name).await.unwrap().waiters.len() == count
+        })
+        .await;
+    }
+    let line = async || {
+        let view = change.stores[0]
+            .inspect()
+            .look(&LockName::new(&name).unwrap())
+            .await
+            .unwrap();
+        let claims = view.holders.into_iter().map(|holder| holder.label);
+        let waits = view.waiters.into_iter().map(|waiter| waiter.label);
+        claims.chain(waits).flatten().collect::<Vec<_>>()
+    };
+    let before = line().await;
+    assert_eq!(before, ["0", "1", "2"]);
+    change.begin().await;
+    change.finish(Phase::BothNew).await;
+    change.finish(Phase::New).await;
+    change.abort().await;
+    assert_eq!(line().await, before);
+    assert_eq!(change.held(&name).await, [1, 0, 0]);
+    assert!(guard.is_valid());
+    let mut last = guard.token();
+    guard.release().await.unwrap();
+    for waiter in waiting {
+        let (next, _client) = waiter.await.unwrap();
+        assert!(next.token() > last);
+        last = next.token();
+        next.release().await.unwrap();
+    }
+}
+
+/// Nothing is granted of what moves, and everything of what stays.
+#[tokio::test]
+async fn a_name_that_stays_has_no_hush() {
+    let change = Change::prepared(2, 3).await;
+    let (stays, moves) = (change.name("b", "b"), change.name("b", "c"));
+    change.set_phase(2, 2).await;
+    let client = change.client().await;
+    token(&client, &stays).await;
+    let refused = client.try_lock(&moves).ttl(TTL).await.map(drop);
+    let refused = refused.unwrap_err().to_string();
+    assert!(refused.contains("between two stores"), "{refused}");
+    assert_eq!(change.held(&moves).await, [0, 0, 0]);
+}
+
+/// On the way back the shards that stay get floors, for the names that come back to them.
+#[tokio::test]
+async fn a_floor_does_not_end_a_claim_of_a_name_that_stays() {
+    let change = Change::prepared(2, 3).await;
+    let name = change.name("a", "a");
+    let engine = change.engine().await;
+    let on = LockName::new(&name).unwrap();
+    let claim = Claim::new(ClaimIds::new().unwrap().next(), "me", on).ttl(Duration::from_secs(1));
+    let Standing::Held(grant) = engine.place(&claim).await.unwrap() else {
+        panic!("it is free");
+    };
+    let steps = async {
+        change.begin().await;
+        change.finish(Phase::BothNew).await;
+        change.abort().await;
+    };
+    tokio::pin!(steps);
+    let again = loop {
+        // Calling again prolongs it.
+        let standing = engine.place(&claim).await.unwrap();
+        tokio::select! {
+            () = &mut steps => break engine.place(&claim).await.unwrap(),
+            () = tokio::time::sleep(Duration::from_millis(100)) => {}
+        }
+        assert!(matches!(standing, Standing::Held(_)), "{standing:?}");
+    };
+    assert!(
+        matches!(&again, Standing::Held(of) if of.tokens == grant.tokens),
+        "{again:?}"
+    );
+    engine.withdraw(&claim, Leave::Release).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_hold_that_moves_lives_through_all_steps() {
+    let change = Change::prepared(2, 3).await;
+    let name = change.name("b", "c");
+    let client = change.client().await;
+    let guard = client.lock(&name).ttl(TTL).await.unwrap();
+    change.begin().await;
+    until("it is completed", async || {
+        change.held(&name).await == [0, 1, 1]
+    })
+    .await;
+    change.finish(Phase::BothNew).await;
+    assert_eq!(
+        client.look(&name).await.unwrap().token(),
+        Some(guard.token())
+    );
+    change.finish(Phase::New).await;
+    until("the old shard is left", async || {
+        change.held(&name).await == [0, 0, 1]
+    })
+    .await;
+    assert!(guard.is_valid());
+    guard.release().await.unwrap();
+    assert_eq!(change.held(&name).await, [0, 0, 0]);
+}
+
+/// They need not be switched all at once, neither before nor after.
+#[tokio::test]
+async fn a_set_of_shards_by_itself_is_refused_while_names_are_on_their_way() {
+    let change = Change::made(2, 3).await;
+    let opens = async |before: bool| {
+        let set = if before {
+            change.before()
+        } else {
+            change.after()
+        };
+        match set.open().await {
+            Ok(set) => set.close().await.map(|()| true).unwrap(),
+            Err(Error::Config { why, .. }) => {
+                assert!(
+                    why.contains("migrate:?") || why.contains("of the set"),
+                    "{why}"
+                );
+                false
+            }
+            Err(error) => panic!("{error}"),
+        }
+    };
+    assert_eq!((opens(true).await, opens(false).await), (true, false));
+    change.prepare(&terms()).await.unwrap();
+    assert_eq!((opens(true).await, opens(false).await), (true, false));
+    // That would end the change.
+    assert!(change.before().init().await.is_err());
+    change.begin().await;
+    assert_eq!((opens(true).await, opens(false).await), (false, false));
+    change.finish(Phase::BothNew).await;
+    assert_eq!((opens(true).await, opens(false).await), (false, false));
+    change.finish(Phase::New).await;
+    assert_eq!((opens(true).await, opens(false).await), (false, true));
+    assert!(change.after().init().await.is_err());
+}
+
+#[tokio::test]
+async fn a_program_that_was_not_switched_stops_it_if_its_name_moves() {
+    let change = Change::prepared(2, 3).await;
+    let (stays, moves) = (change.name("a", "a"), change.name("a", "c"));
+    let forgotten = Client::new(Arc::new(change.before().open().await.unwrap())).unwrap();
+    let kept = forgotten.lock(&stays).await.unwrap();
+    let guard = forgotten.lock(&moves).await.unwrap();
+    change.begin().await;
+    let migration = || change.stores().migration().unwrap();
+    let status = migration().status().await.unwrap();
+    assert_eq!(status.held, Some((1, 0, 0)));
+    assert_eq!(status.unpaired.len(), 1);
+    assert_eq!(status.unpaired[0].name.as_str(), moves);
+    let how = How::new("test").patience(Duration::ZERO);
+    let refused = migration().finish(&how).await.unwrap();
+    assert!(
+        matches!(&refused, Stepped::NotYet(why) if why.contains(&moves) && !why.contains(&stays)),
+        "{refused:?}"
+    );
+    guard.release().await.unwrap();
+    change.finish(Phase::BothNew).await;
+    assert!(kept.is_valid());
+    kept.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_hold_in_one_shard_alone_is_lost_in_the_hush_and_told() {
+    let change = Change::prepared(2, 3).await;
+    let name = change.name("a", "c");
+    change.begin().await;
+    let client = change.client().await;
+    let guard = client.lock(&name).ttl(TTL).await.unwrap();
+    let on = LockName::new(&name).unwrap();
+    let taken = guard.token();
+    // Somebody takes the new shard's part of it.
+    let view = change.stores[2].inspect().look(&on).await.unwrap();
+    let there = view.token().unwrap();
+    change.set_phase(2, 3).await;
+    let how = fencelock_core::Evict::Release;
+    change.stores[2]
+        .inspect()
+        .evict(&on, there, how)
+        .await
+        .unwrap();
+    let lost = guard.lost().await;
+    assert!(matches!(lost, LossReason::TakenAway), "{lost:?} {taken}");
+}
+
+#[tokio::test]
+async fn prepare_refuses_stores_that_are_not_the_sets() {
+    let refused = async |change: &Change, what: &str| {
+        let error = change.prepare(&terms()).await.unwrap_err().to_string();
+        assert!(error.contains(what), "{what}: {error}");
+        for store in &change.stores {
+            let text = store.record("", None).await.unwrap().text;
+            assert!(!text.contains(SET), "{text}");
+        }
+    };
+    // A new shard in which somebody locks.
+    let change = Change::made(2, 3).await;
+    let other = Client::new(Arc::new(change.stores[2].another())).unwrap();
+    let guard = other.lock("x").await.unwrap();
+    refused(&change, "lock x is held").await;
+    guard.release().await.unwrap();
+    // A shard without its record.
+    let mut lost = Change::made(2, 3).await;
+    lost.stores[1] = Memory::new();
+    refused(&lost, "shard b of the set").await;
+    // Another set's.
+    let mut bills = Change::made(2, 3).await;
+    bills.stores[2] = {
+        let store = Memory::new();
+        let shard = ("c", Arc::new(store.another()) as Arc<dyn Engine>);
+        Routed::shards([shard]).set("bills").init().await.unwrap();
+        store
+    };
+    refused(&bills, "bills").await;
+    // Two that are swapped.
+    let mut swapped = Change::made(2, 3).await;
+    swapped.stores.swap(0, 1);
+    refused(&swapped, "two URLs are swapped").await;
+}
+
+#[tokio::test]
+async fn an_added_shard_is_given_back_and_no_other() {
+    let change = Change::prepared(2, 3).await;
+    let alone = async || {
+        let mut alone = [false; 3];
+        for (alone, store) in alone.iter_mut().zip(&change.stores) {
+            *alone = may_stand_alone(&store.record("", None).await.unwrap().text);
+        }
+        alone
+    };
+    assert_eq!(alone().await, [false; 3]);
+    change.begin().await;
+    change.abort().await;
+    assert_eq!(alone().await, [false; 3]);
+    change.abort().await;
+    assert_eq!(alone().await, [false, false, true]);
+    // Somebody uses it now.
+    let other = Client::new(Arc::new(change.stores[2].another())).unwrap();
+    let guard = other.lock("x").await.unwrap();
+    let migration = change.stores().migration().unwrap();
+    let refused = migration.begin(&How::new("test")).await.unwrap();
+    assert!(
+        matches!(&refused, Stepped::NotYet(why) if why.contains("[c] lock x is held")),
+        "{refused:?}"
+    );
+    guard.release().await.unwrap();
+    change.begin().await;
+    assert_eq!(alone().await, [false; 3]);
+}
+
+/// The next change begins from the set that the last one led to.
+#[tokio::test]
+async fn a_change_follows_a_change() {
+    let change = Change::prepared(2, 3).await;
+    let name = change.name("a", "c");
+    let early = token(&change.client().await, &name).await;
+    let back = || {
+        let before = change.after();
+        Migrate::shards(before, change.shards(2).set("orders")).set("shrink")
+    };
+    let prepare = async |replace: bool| {
+        let migration = back().migration().unwrap();
+        migration.prepare(&terms().replace(replace), "test").await
+    };
+    // It is not over.
+    assert!(prepare(true).await.is_err());
+    change.begin().await;
+    change.finish(Phase::BothNew).await;
+    assert!(prepare(true).await.is_err());
+    change.finish(Phase::New).await;
+    let middle = token(&change.client().await, &name).await;
+    assert!(middle > early);
+    let refused = prepare(false).await.unwrap_err().to_string();
+    assert!(refused.contains("--replace"), "{refused}");
+    prepare(true).await.unwrap();
+    // The last change is over for good.
+    let last = change.stores().migration().unwrap();
+    assert!(last.abort(&How::new("test")).await.is_err());
+    let client = Client::new(Arc::new(back().open().await.unwrap())).unwrap();
+    let migration = || back().migration().unwrap();
+    assert!(token(&client, &name).await > middle);
+    let how = How::new("test");
+    migration().begin(&how).await.unwrap();
+    migration().finish(&how).await.unwrap();
+    migration().finish(&how).await.unwrap();
+    let end = token(&client, &name).await;
+    assert!(end > middle);
+    let set = change.before().open().await.unwrap();
+    let plain = Client::new(Arc::new(set)).unwrap();
+    assert!(token(&plain, &name).await > end);
+    assert_eq!(change.stores[2].len(), 0);
+}
+
+#[tokio::test]
+async fn an_old_shard_that_is_gone_cannot_be_left_out() {
+    let change = Change::prepared(2, 3).await;
+    let migration = change.stores().migration().unwrap();
+    let refused = migration.finish_without_old(&How::new("test")).await;
+    assert!(
+        matches!(refused, Err(Error::Unsupported { .. })),
+        "{refused:?}"
+    );
+}
