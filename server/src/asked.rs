@@ -123,7 +123,7 @@ pub(crate) fn released(
 
 /// A token of a request.
 pub(crate) fn token(token: Token) -> Result<Token, Refusal> {
-    match (1..1 << 53).contains(&token.get()) {
+    match (Token(1)..Token::END).contains(&token) {
         true => Ok(token),
         false => Err(Refusal::invalid(format!(
             "the token {token} is none: it must be at least 1 and below 2^53"

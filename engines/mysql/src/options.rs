@@ -8,6 +8,7 @@ use mysql_async::Opts;
 /// How locks are kept; `docs/stores/mysql.md` says what each promises. Locks of different strategies do not exclude each
 /// other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Strategy {
     /// Rows that expire.
     Lease,

@@ -12,6 +12,7 @@ use crate::tls::Connector;
 /// How locks are kept; `docs/stores/postgres.md` says what each promises. Locks of different strategies do not exclude each
 /// other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Strategy {
     /// Rows with an expiry.
     Lease,

@@ -8,7 +8,7 @@ use super::promises::{Floor, LeaseKind, Promises};
 use super::setters::setters;
 use crate::types::{BootInstant, ClaimId, Error, LockName, Mode, Result, Token, Tokens};
 
-/// No claim has a higher [`floor`](Claim#structfield.floor): tokens are below 2^53, and those above the floor must have room.
+/// No claim has a higher [`floor`](Claim#structfield.floor): tokens are below [`Token::END`], and those above the floor must have room.
 pub const MAX_FLOOR: Token = Token(1 << 52);
 
 /// One request for one lock, which waits or holds. Cheap to clone.
