@@ -131,7 +131,7 @@ impl GrantFile {
         };
         // The file takes the place of what is there. So a device, a pipe or a link to something else would be gone.
         if fs::symlink_metadata(place).is_ok_and(|there| !there.is_file()) {
-            let why = "it is there and no regular file; name a new file, or - for standard output";
+            let why = "it exists and is no regular file; name a new file, or - for standard output";
             return Err(failed(io::Error::other(why)));
         }
         let mut beside = name.to_owned();

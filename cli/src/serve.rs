@@ -164,7 +164,7 @@ fn refuse_strangers(settings: &Settings) -> Result<(), Failure> {
         settings.config.principals.is_empty(),
         settings.config.tls.is_none(),
     ) {
-        (true, _) => "nobody has to say who it is: name principals in the configuration file",
+        (true, _) => "clients need no credentials: name principals in the configuration file",
         (_, true) => {
             "tokens would cross the network in the clear: name the files of TLS in the configuration file"
         }

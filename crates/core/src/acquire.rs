@@ -417,7 +417,7 @@ impl Acquire {
     }
 
     /// Takes the lock, runs `body` and releases. If the lock is lost before the body has ended, the body is dropped at its
-    /// next await, and the result of a body that runs on is dropped. A panic in it releases the lock, too.
+    /// next await. If it has none, its result is dropped. A panic in the body releases the lock, too.
     ///
     /// # Errors
     /// As the request itself, and [`Error::Lost`] if the lock was lost before the body ended. A release that the store did

@@ -102,8 +102,8 @@ impl Guard {
         self.hold().joined
     }
 
-    /// Whether the lock is held for certain at this instant. False before anyone else can be granted it, and once this
-    /// guard was released.
+    /// Whether the lock is held for certain at this instant. It is false before anyone else can be granted the lock, and
+    /// after this guard was released.
     ///
     /// ```
     /// # use fencelock_core::*;

@@ -1,5 +1,5 @@
-//! The reference engine: a store in this process's memory. The model that every other engine is compared with, and what
-//! programs use to test their own code.
+//! The reference engine: a store in this process's memory. Every other engine is compared with it, and programs use it to
+//! test their own code.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;

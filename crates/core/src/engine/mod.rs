@@ -102,10 +102,9 @@ pub trait Engine: Debug + Display + Send + Sync + 'static {
     /// withdraws again.
     async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn>;
 
-    /// This process no longer speaks for a waiting claim, which may go on in another process
-    /// ([`Promises::portable`]): forgets it here and asks nothing of the store. A grant that the store pushes to this process
-    /// later is as one to a process that has ended. No call for the claim may be in flight here but a dropped
-    /// [`wait`](Engine::wait).
+    /// This process no longer speaks for a waiting claim, which may go on in another process ([`Promises::portable`]):
+    /// forgets it here and asks nothing of the store. If the store later pushes a grant to this process, nobody takes it,
+    /// as if the process had ended. No call for the claim may be in flight here but a dropped [`wait`](Engine::wait).
     fn forget(&self, claim: &ClaimId) {
         let _ = claim;
     }
@@ -123,9 +122,9 @@ pub trait Engine: Debug + Display + Send + Sync + 'static {
         0
     }
 
-    /// Returns the store's record, after `change` if there is one. The change takes effect only if the version still is
-    /// [`RecordChange::from`]. The caller compares the text, not the version: if it repeats a change after a lost reply, it
-    /// finds its own text. Linearizable, and as durable as grants are. The record is no lock: no listing shows it.
+    /// Makes the change, if there is one, and returns the store's record. The change takes effect only if the version still
+    /// is [`RecordChange::from`]. The caller compares the text, not the version: if it repeats a change after a lost reply,
+    /// it finds its own text. Linearizable, and as durable as grants are. The record is no lock: no listing shows it.
     ///
     /// There is one record for each `scope`: the prefix before all names (`""`: none).
     ///
@@ -190,9 +189,9 @@ pub trait Inspect: Send + Sync {
     /// may have been handed on since.
     async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool>;
 
-    /// The hold of an owner in another process, and what a process that joins it may believe; `None` if this owner does
-    /// not hold. As good as [`look`](Inspect::look) where the store counts down what is left; an engine whose store does
-    /// not asks the holder itself. May be dropped.
+    /// The hold of an owner in another process, and what a process that joins it may believe; `None` if this owner does not
+    /// hold. By default it reads [`look`](Inspect::look), which is enough where the store counts down what is left. Where
+    /// it does not, the engine asks the holder itself. May be dropped.
     async fn attest(&self, name: &LockName, owner: &str) -> Result<Option<(HolderView, Grant)>> {
         let asked = Clock::Boot.now();
         Ok(self.look(name).await?.attest(owner, asked))
