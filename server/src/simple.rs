@@ -199,9 +199,8 @@ impl Taking {
         let held = HeldClaim::new(self.claim.clone().ttl(self.ttl), token);
         if let Some(bound) = &self.replica.bound {
             let until = self.replica.clock.now() + self.ttl + self.claim.lock_delay;
-            let (id, name) = (self.claim.id, &self.claim.name);
-            let here = bound.holds(id, token).is_some()
-                && bound.renewing(id, (name, token), until).is_ok();
+            let here =
+                bound.holds(self.claim.id, token).is_some() && bound.renewing(&held, until).is_ok();
             if !here {
                 let detail = "the grant ended before it could be confirmed; ask again";
                 return Err(Refusal::new(Kind::Unavailable, detail));
@@ -216,7 +215,7 @@ impl Taking {
                 let lease = since_sent(counted_from, lease, self.received);
                 if let Some(bound) = &self.replica.bound {
                     let until = self.received + Duration::from_millis(lease);
-                    bound.tells(self.claim.id, until);
+                    bound.tells(self.claim.id, until, false);
                 }
                 Ok(lease)
             }

@@ -277,7 +277,8 @@ impl Asking {
             let held = bound.holds(claim.id, grant.tokens.first);
             let until = held.ok_or_else(|| self.ended())?;
             lease = lease.min(millis(until.since(self.received)));
-            bound.tells(claim.id, self.received + Duration::from_millis(lease));
+            let until = self.received + Duration::from_millis(lease);
+            bound.tells(claim.id, until, false);
         }
         let token = grant.tokens.first;
         let line = |line: Line| line.name(claim.name.as_str()).claim(claim.id).token(token);

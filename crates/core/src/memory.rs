@@ -297,7 +297,11 @@ impl Engine for Memory {
                     return Renewal::Lost;
                 };
                 holder.token = held.token;
-                holder.until = holder.end_of(held.claim.ttl, now);
+                let until = holder.end_of(held.claim.ttl, now);
+                holder.until = match held.shorten {
+                    true => until,
+                    false => until.max(holder.until),
+                };
                 Renewal::kept(now, held.claim.ttl, holder.asked)
             })
         };

@@ -53,6 +53,9 @@ pub const BATCH: &str = "batch";
 /// The feature of a service that tells the place of a claim at once, and on a second line what comes of it.
 pub const PLACE: &str = "place";
 
+/// The feature of a service whose renewals never shorten a lease, unless they say that they may.
+pub const SHORTEN: &str = "shorten";
+
 /// The feature of a service that leaves out of a stream of events what this parameter of it names.
 pub const WITHOUT: &str = "without";
 

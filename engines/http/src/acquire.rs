@@ -133,6 +133,7 @@ pub(crate) fn judge(state: &State, claim: &Claim, reply: Reply) -> Result<Standi
         Ok(Said::Granted(granted)) => {
             state.entries.holds(&claim.id);
             let lease = Duration::from_millis(granted.lease_ms_since_sent);
+            let lease = state.entries.sure_of(&claim.id, lease);
             let grant = Grant::new(Tokens::one(granted.token), reply.counted_from(), lease);
             Ok(Standing::Held(grant))
         }

@@ -26,13 +26,18 @@ impl Script {
 /// Bugs on purpose: what the script says where it should say something else.
 #[cfg(fencelock_planted)]
 fn planted(text: String) -> String {
-    const BUGS: [(&str, &str, &str); 3] = [
+    const BUGS: [(&str, &str, &str); 4] = [
         (
             "release-without-owner-check",
             "value and string.sub(value, 1, 36) == ARGV[1]\n",
             "value and not redis.call('ZSCORE', queue, claim)\n",
         ),
         ("place-shortens", "left > tonumber(px) then", "false then"),
+        (
+            "renewal-shortens",
+            "not exact and left > px then",
+            "false then",
+        ),
         (
             "renew-by-id",
             "lowest > 0 and (number < lowest or number >= lowest + count) then",

@@ -10,7 +10,7 @@ use fencelock_core::{ClaimId, Memory};
 use fencelock_server::Server;
 use fencelock_testbed::{Etcd, Redlock, ZooKeeper};
 use serde_json::{Value, json};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use crate::client::{
     Answer, Client, ask, in_order, is_free, look, raw, replica, request, until, waiters,
@@ -143,6 +143,28 @@ async fn what_is_not_renewed_is_withdrawn_and_its_id_is_over() {
         release(&at, &client, id).await.is(200)["released"],
         "already-expired"
     );
+}
+
+#[tokio::test]
+async fn a_hold_is_kept_for_the_longest_renewal_unless_one_shortens() {
+    let ((at, _), client) = (memory().await, Client::new());
+    let id = client.claim();
+    let taken = put(&at, &client, id, json!({"name": "a"})).await.is(200);
+    let token = &taken["token"];
+    renew(&at, &client, id, token, 30_000).await.is(200);
+    // As a copy of an earlier one that comes late.
+    let told = renew(&at, &client, id, token, 200).await;
+    assert!(told.number("lease_ms_since_sent") <= 200);
+    sleep(Duration::from_millis(500)).await;
+    renew(&at, &client, id, token, 30_000).await.is(200);
+    let begun = Instant::now();
+    let body = json!({"name": "a", "token": token, "ttl_ms": 200, "shorten": true});
+    let path = format!("/v1/claims/{id}/renew");
+    let told = send(&at, &client, "POST", &path, &body).await;
+    assert!(told.number("lease_ms_since_sent") <= 200);
+    until(&at, "a", "free", is_free).await;
+    let ended = begun.elapsed();
+    assert!(ended >= Duration::from_millis(150) && ended < Duration::from_secs(15));
 }
 
 #[tokio::test]

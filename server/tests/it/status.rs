@@ -379,7 +379,9 @@ async fn the_store_says_what_it_promises() {
     assert_eq!(store["replica"], at.service().id());
     assert_eq!(
         store["features"],
-        json!(["simple", "renewals", "batch", "place", "events", "without"])
+        json!([
+            "simple", "renewals", "batch", "place", "shorten", "events", "without"
+        ])
     );
     let findings = ask(&at, "GET", "/v1/store/findings", "").await.is(200);
     assert_eq!(findings, json!({"findings": []}));

@@ -232,14 +232,22 @@ pub struct HeldClaim {
     pub claim: Claim,
     /// The present token.
     pub token: Token,
+    /// Whether its renewal sets the lease, also if that then ends sooner. Otherwise a renewal never shortens.
+    pub shorten: bool,
 }
 
 impl HeldClaim {
-    /// A claim with its present token.
+    /// A claim with its present token, whose renewal does not shorten.
     #[must_use]
     pub const fn new(claim: Claim, token: Token) -> Self {
-        Self { claim, token }
+        Self {
+            claim,
+            token,
+            shorten: false,
+        }
     }
+
+    setters! { shorten: bool }
 }
 
 /// The outcome of one renewal.

@@ -41,8 +41,9 @@ use crate::types::{ClaimId, Clock, Error, LockName, Result, Token};
 ///   [`events`](Engine::events) and [`Inspect::watch`], which wait for something to happen.
 /// * Every call about a claim is idempotent by the claim's id.
 /// * A request may take effect late, after others of the same claim, where another process goes on with the claim
-///   ([`Promises::portable`]). So `place` never shortens a lease, a renewal is for one grant alone, and an engine that
-///   gives back a grant which the store pushed names that grant's token: it must not end a later one.
+///   ([`Promises::portable`]). So `place` never shortens a lease, a renewal does so only if it says so, a renewal is for one
+///   grant alone, and an engine that gives back a grant which the store pushed names that grant's token: it must not end a
+///   later one.
 ///
 /// # The core's promise
 /// * No call in flight is dropped, except [`wait`](Engine::wait), [`Inspect::look`], [`Inspect::watch`] and
@@ -93,8 +94,13 @@ pub trait Engine: Debug + Display + Send + Sync + 'static {
     /// the order of `held`. Also records each token in the store.
     ///
     /// Each renewal is for one grant alone: if [`HeldClaim::token`] is not among the tokens that the store has for the claim,
-    /// the answer is [`Renewal::Lost`], and nothing changes. The lease then is the claim's ttl from now, also if that is
-    /// shorter than what was left.
+    /// the answer is [`Renewal::Lost`], and nothing changes.
+    ///
+    /// The lease then ends at the later of two times: when it would have ended, and the claim's ttl from now. So a renewal that
+    /// arrives once more, after a longer one, takes nothing away. With [`HeldClaim::shorten`] the lease is the claim's ttl from
+    /// now in any case (where a session keeps it, the store may keep it for longer). If a request of this engine may arrive
+    /// more than once, such a renewal may do so after later ones: from then on the engine reports no longer lease of this grant
+    /// than that one asked for.
     async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal>;
 
     /// Releases, leaves the queue, or undoes a call of unknown outcome. While an earlier call of this claim that had no
