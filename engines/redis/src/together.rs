@@ -23,7 +23,6 @@ use redis::aio::MultiplexedConnection;
 use redis::{Cmd, ErrorKind, Pipeline, RedisError, Value};
 use tokio::sync::{Notify, oneshot};
 
-use crate::connection::ask;
 use crate::error::is_noscript;
 use crate::health::{Health, Silence};
 use crate::keys::COUNTER;
@@ -345,7 +344,7 @@ impl Batch {
             health.note(&silence, Some(&error));
             if is_noscript(&error) {
                 let command = script(&releases, "EVAL", &release_all.text);
-                match ask(&mut driver, &command).await {
+                match driver.send_packed_command(&command).await {
                     Ok(value) => values[0] = value,
                     // The takes have their answers.
                     Err(error) => health.note(&silence, Some(&error)),
