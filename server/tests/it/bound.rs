@@ -249,6 +249,32 @@ async fn draining_asks_holders_to_go_and_ends_what_is_left() {
     assert_eq!(service.bound_claims(), 0);
 }
 
+/// What the store reports as ended is not waited for, neither by its client nor by the end of the replica.
+#[tokio::test]
+async fn a_hold_that_was_taken_away_is_over_here_at_once() {
+    let ((at, handle), client) = (memory().await, Client::new());
+    let id = client.claim();
+    let taken = put(&at, &client, id, json!({"name": "a"})).await.is(200);
+    renew(&at, &client, id, &taken["token"], 30_000)
+        .await
+        .is(200);
+    let evict = json!({"name": "a", "token": taken["token"], "how": "release"}).to_string();
+    ask(&at, "POST", "/v1/evict", &evict).await.is(200);
+    let over = async {
+        while at.service().bound_claims() > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let over = tokio::time::timeout(Duration::from_secs(10), over).await;
+    over.expect("it is kept until its lease is over");
+    // The store needs not be asked.
+    handle.by_chance(|_| Trouble::LoseRequest);
+    renew(&at, &client, id, &taken["token"], 30_000)
+        .await
+        .is_problem(410, "lost");
+    assert_eq!(at.drain(Duration::from_secs(5)).await, 0);
+}
+
 /// Two clients of one replica. Their holds depend on the same session, which one of them keeps alive; that of the other, which
 /// is silent, ends all the same.
 async fn a_silent_client_loses_alone(at: &Server, ttl: u64) {
