@@ -19,7 +19,8 @@ mod time;
 
 pub use batch::{Batch, BatchAnswer, BatchBody, BatchOne};
 pub use claim::{
-    Granted, How, Outcome, Release, Released, Renew, Renewed, Take, Waiting, WordHeld, WordWaiting,
+    DEFAULT_TTL_MS, Granted, How, Outcome, Release, Released, Renew, Renewed, Take, Waiting,
+    WordHeld, WordWaiting,
 };
 pub use key::{BadKey, ClaimKey};
 pub use lock::{

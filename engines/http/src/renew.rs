@@ -196,7 +196,7 @@ fn one(held: &HeldClaim, says_so: bool) -> RenewOne {
         claim: claim.id,
         name: claim.name.clone(),
         token: held.token,
-        ttl_ms: millis_up(claim.ttl),
+        ttl_ms: Some(millis_up(claim.ttl)),
         shorten: held.shorten && says_so,
         lock_delay_ms: millis_up(claim.lock_delay),
         mode,

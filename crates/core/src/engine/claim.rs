@@ -1,5 +1,6 @@
 //! The words of the contract: a claim, its grant, its place in the queue, and how it ends.
 
+use std::borrow::Cow;
 use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
@@ -183,7 +184,7 @@ pub struct Place {
     pub recheck: BootInstant,
     /// Why the store grants nothing to anybody at this time, if that is so. A request that gives up then says so, and not that
     /// somebody holds the lock.
-    pub stalled: Option<&'static str>,
+    pub stalled: Option<Cow<'static, str>>,
 }
 
 impl Place {
@@ -199,8 +200,8 @@ impl Place {
 
     /// The same, while nothing is granted to anybody, and why.
     #[must_use]
-    pub const fn stalled(mut self, why: &'static str) -> Self {
-        self.stalled = Some(why);
+    pub fn stalled(mut self, why: impl Into<Cow<'static, str>>) -> Self {
+        self.stalled = Some(why.into());
         self
     }
 
