@@ -41,22 +41,7 @@ if [[ ${1-} != --engine ]] && (($#)); then
     exec "${tests[@]}" "$@"
 fi
 
-output=$(mktemp -d)
-running=
-trap '[[ -z $running ]] || kill -- "-$running" 2>/dev/null || true; rm -rf "$output"' EXIT
-beside() { # COMMAND...: in a process group of its own, so that all of it can be ended.
-    set -m
-    "$@" >"$output/beside" 2>&1 &
-    running=$!
-    set +m
-}
-await() { # Prints what it printed.
-    local status=0
-    wait "$running" || status=$?
-    running=
-    cat "$output/beside"
-    return "$status"
-}
+source .ci/beside.sh
 
 # One engine: its cases of the list, beside them its own tests, and the lints of its crate.
 if [[ ${1-} == --engine ]]; then
@@ -76,11 +61,11 @@ if [[ ${1-} == --engine ]]; then
     tests=(cargo test -p "fencelock-$engine" -p fencelock-conformance)
     export RUST_TEST_THREADS=8
     "${tests[@]}" "${own[@]}" --test=engines --no-run
-    beside "${tests[@]}" --test=engines -- "${cases[@]}"
+    beside cases "${tests[@]}" --test=engines -- "${cases[@]}"
     failed=0
     "${tests[@]}" "${own[@]}" --no-fail-fast || failed=$?
     CARGO_TARGET_DIR=target/lints cargo clippy -p "fencelock-$engine" --all-targets -- -D warnings || failed=$?
-    await || failed=$?
+    await cases || failed=$?
     exit "$failed"
 fi
 
@@ -95,14 +80,14 @@ longest_and_examples() {
     "${tests[@]}" --doc --no-fail-fast || failed=$?
     return "$failed"
 }
-beside longest_and_examples
+beside longest longest_and_examples
 failed=0
 # The examples are built: tests run them.
 "${tests[@]}" --lib --bins --tests --no-fail-fast 2>&1 | tee "$output/others" || failed=$?
-await || failed=$?
+await longest || failed=$?
 if ((failed)); then
     # Last, since the end of a long output is what one sees first.
     printf '\nWhat failed:\n'
-    sed -n '/^failures:$/,/^test result/p; /^error/p' "$output/others" "$output/beside"
+    sed -n '/^failures:$/,/^test result/p; /^error/p' "$output/others" "$output/longest"
 fi
 exit "$failed"

@@ -49,7 +49,7 @@ pub(crate) enum Command {
     Run(Run),
     /// Hold a lock until standard input ends or a signal arrives
     Hold(Hold),
-    /// Take a lock and leave it taken: for steps that are processes of their own
+    /// Take a lock and leave it taken: for steps that are separate processes
     Take(Take),
     /// Prolong the hold of a grant that `take` wrote, and say how long it may now be believed
     Renew(GrantOptions),

@@ -16,9 +16,6 @@ use crate::exit::Failure;
 /// More than any grant has.
 const MOST_BYTES: u64 = 64 << 10;
 
-/// Tokens are below this.
-const TOKENS: u64 = 1 << 53;
-
 /// The file that stands for standard input or output.
 const STANDARD: &str = "-";
 
@@ -92,11 +89,11 @@ fn parse(text: &str) -> Result<Detached, String> {
     if let Some(label) = members.get("label").and_then(Value::as_str) {
         claim = claim.label(label);
     }
-    let token = number(&members, "token")?;
-    if !(1..TOKENS).contains(&token) {
+    let token = Token(number(&members, "token")?);
+    if !(Token(1)..Token::END).contains(&token) {
         return Err("its token is none".to_owned());
     }
-    let held = HeldClaim::new(claim, Token(token));
+    let held = HeldClaim::new(claim, token);
     Ok(Detached { held, key })
 }
 
@@ -134,7 +131,7 @@ impl GrantFile {
         };
         // The file takes the place of what is there. So a device, a pipe or a link to something else would be gone.
         if fs::symlink_metadata(place).is_ok_and(|there| !there.is_file()) {
-            let why = "it is there and no regular file; name a new file, or - for standard output";
+            let why = "it exists and is no regular file; name a new file, or - for standard output";
             return Err(failed(io::Error::other(why)));
         }
         let mut beside = name.to_owned();

@@ -52,7 +52,7 @@ pub(crate) async fn serve(args: Serve, store: Wanted) -> Outcome {
     let servers = start(&settings, &engine).await?;
     tell_manager("READY=1");
     while signals.is_reload().await {
-        reload(&args, file.as_ref(), &servers);
+        reload(&args, file.as_ref(), &settings, &servers);
     }
     tell_manager("STOPPING=1");
     say("draining: new claims are refused, and this ends with the last connection");
@@ -164,7 +164,7 @@ fn refuse_strangers(settings: &Settings) -> Result<(), Failure> {
         settings.config.principals.is_empty(),
         settings.config.tls.is_none(),
     ) {
-        (true, _) => "nobody has to say who it is: name principals in the configuration file",
+        (true, _) => "clients need no credentials: name principals in the configuration file",
         (_, true) => {
             "tokens would cross the network in the clear: name the files of TLS in the configuration file"
         }
@@ -214,8 +214,13 @@ async fn start(settings: &Settings, engine: &Arc<dyn Engine>) -> Result<Vec<Serv
 }
 
 /// Replaces the principals and certificates. Reports those that cannot be used, and then changes nothing.
-fn reload(args: &Serve, file: Option<&PathBuf>, servers: &[Server]) {
-    let reloaded = settings(args, file).and_then(|settings| {
+fn reload(args: &Serve, file: Option<&PathBuf>, begun: &Settings, servers: &[Server]) {
+    let reloaded = settings(args, file).and_then(|mut settings| {
+        // What needs a restart is as it was. Without principals, strangers could take locks from now on.
+        settings.listen.clone_from(&begun.listen);
+        settings.insecure = begun.insecure;
+        settings.config.tls.clone_from(&begun.config.tls);
+        refuse_strangers(&settings)?;
         for server in servers {
             server.reload_tls()?;
         }

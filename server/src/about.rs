@@ -6,7 +6,9 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::response::Response;
 use fencelock_core::{Error, LockName};
-use fencelock_wire::{BATCH, Finding, Findings, Kind, PLACE, Store, WITHOUT, millis, millis_up};
+use fencelock_wire::{
+    BATCH, Finding, Findings, Kind, PLACE, SHORTEN, Store, WITHOUT, millis, millis_up,
+};
 use http::StatusCode;
 use serde::Serialize;
 
@@ -17,7 +19,7 @@ use crate::replica::Replica;
 use crate::reply::json;
 
 /// What this version can do beyond the basics.
-const FEATURES: [&str; 4] = ["simple", "renewals", BATCH, PLACE];
+const FEATURES: [&str; 5] = ["simple", "renewals", BATCH, PLACE, SHORTEN];
 
 /// What it can do beside that if it hears what the store reports.
 const EVENTS: &str = "events";

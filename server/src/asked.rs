@@ -6,7 +6,8 @@ use std::time::Duration;
 use fencelock_core::engine::Claim;
 use fencelock_core::{BootInstant, ClaimId, LockName, Mode, Token, in_words};
 use fencelock_wire::{
-    Kind, MOST_OWNER_BYTES, ModeWord, Release, Renew, RenewOne, SimpleTake, Take, millis,
+    DEFAULT_TTL_MS, Kind, MOST_OWNER_BYTES, ModeWord, Release, Renew, RenewOne, SimpleTake, Take,
+    millis,
 };
 
 use crate::caller::Caller;
@@ -23,7 +24,8 @@ pub(crate) struct Asked {
     pub(crate) name: LockName,
     mode: ModeWord,
     permit_count: Option<NonZeroU32>,
-    ttl: Duration,
+    /// None: the service's own.
+    ttl: Option<Duration>,
     lock_delay: Duration,
     owner: String,
     label: Option<String>,
@@ -35,7 +37,7 @@ macro_rules! asked {
             name: $body.name,
             mode: $body.mode,
             permit_count: $body.permit_count,
-            ttl: Duration::from_millis($body.ttl_ms),
+            ttl: $body.ttl_ms.map(Duration::from_millis),
             lock_delay: Duration::from_millis($body.lock_delay_ms),
             owner: $body.owner,
             label: $body.label,
@@ -85,12 +87,15 @@ impl Asked {
         let mode = self.mode.mode(self.permit_count);
         let mode = mode.map_err(Refusal::invalid)?;
         check_mode(mode, replica)?;
-        check_times(self.ttl, self.lock_delay, replica)?;
+        let ttl = self
+            .ttl
+            .unwrap_or_else(|| default_ttl(self.lock_delay, replica));
+        check_times(ttl, self.lock_delay, replica)?;
         check_text("owner", &self.owner, MOST_OWNER_BYTES)?;
         let owner = caller.owner(&self.owner);
         let mut claim = Claim::new(id, owner, self.name)
             .mode(mode)
-            .ttl(self.ttl)
+            .ttl(ttl)
             .lock_delay(self.lock_delay)
             .record(true);
         if let Some(label) = self.label {
@@ -123,7 +128,7 @@ pub(crate) fn released(
 
 /// A token of a request.
 pub(crate) fn token(token: Token) -> Result<Token, Refusal> {
-    match (1..1 << 53).contains(&token.get()) {
+    match (Token(1)..Token::END).contains(&token) {
         true => Ok(token),
         false => Err(Refusal::invalid(format!(
             "the token {token} is none: it must be at least 1 and below 2^53"
@@ -160,6 +165,13 @@ fn check_mode(mode: Mode, replica: &Replica) -> Result<(), Refusal> {
 fn not_offered(replica: &Replica, what: &str) -> Refusal {
     let detail = format!("store {} does not offer {what}", replica.engine);
     Refusal::new(Kind::Unsupported, detail)
+}
+
+/// The lease of a request that names none.
+fn default_ttl(lock_delay: Duration, replica: &Replica) -> Duration {
+    let most = replica.max_ttl().saturating_sub(lock_delay);
+    let ttl = Duration::from_millis(DEFAULT_TTL_MS).min(most);
+    ttl.max(replica.min_ttl())
 }
 
 fn check_times(ttl: Duration, lock_delay: Duration, replica: &Replica) -> Result<(), Refusal> {

@@ -6,7 +6,7 @@ use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use fencelock_core::engine::{Claim, Leave};
+use fencelock_core::engine::{Claim, HeldClaim, Leave};
 use fencelock_core::support::{Backoff, Mutex};
 use fencelock_core::{BootInstant, ClaimId, Engine, LockName, Token};
 use tokio::sync::{Notify, watch};
@@ -145,12 +145,12 @@ impl Bound {
         Some(entry.until)
     }
 
-    /// The client of a hold now hears that it may believe until then.
-    pub(crate) fn tells(&self, id: ClaimId, until: BootInstant) {
+    /// The client of a hold now hears that it may believe until then; at least, or at most if that is to `shorten`.
+    pub(crate) fn tells(&self, id: ClaimId, until: BootInstant, shorten: bool) {
         let mut table = self.table.lock();
         if let Some(entry) = table.claims.get_mut(&id) {
-            // Not the latest of all: a renewal may shorten a lease.
-            entry.believed = Some(until);
+            let before = entry.believed.filter(|_| !shorten);
+            entry.believed = Some(before.map_or(until, |before| until.max(before)));
         }
     }
 
@@ -169,22 +169,24 @@ impl Bound {
         entry.is_some_and(|entry| entry.claim.name != *name)
     }
 
-    /// A hold by this token is about to be renewed, and is its client's until then.
-    pub(crate) fn renewing(
-        &self,
-        id: ClaimId,
-        (name, token): (&LockName, Token),
-        until: BootInstant,
-    ) -> Result<(), NotHere> {
+    /// A hold is about to be renewed, and is its client's until then.
+    pub(crate) fn renewing(&self, held: &HeldClaim, until: BootInstant) -> Result<(), NotHere> {
+        let HeldClaim { claim, token, .. } = held;
         let now = self.engine.clock().now();
         let mut table = self.table.lock();
-        match table.claims.get(&id) {
+        match table.claims.get(&claim.id) {
             Some(entry) if entry.ending || entry.is_lost(now) => Err(NotHere::Ended),
-            Some(entry) if entry.claim.name != *name || !entry.tokens.contains(&token) => {
+            Some(entry) if entry.claim.name != claim.name || !entry.tokens.contains(token) => {
                 Err(NotHere::Other)
             }
+            Some(_) if held.shorten => {
+                table.keep_until(claim.id, until);
+                drop(table);
+                self.changed.notify_one();
+                Ok(())
+            }
             Some(_) => {
-                table.prolong(id, until);
+                table.prolong(claim.id, until);
                 Ok(())
             }
             None => Err(NotHere::Ended),
@@ -333,9 +335,17 @@ enum Due {
 
 impl Table {
     fn prolong(&mut self, id: ClaimId, until: BootInstant) {
-        if let Some(entry) = self.claims.get_mut(&id)
-            && entry.until < until
+        if self
+            .claims
+            .get(&id)
+            .is_some_and(|entry| entry.until < until)
         {
+            self.keep_until(id, until);
+        }
+    }
+
+    fn keep_until(&mut self, id: ClaimId, until: BootInstant) {
+        if let Some(entry) = self.claims.get_mut(&id) {
             let before = std::mem::replace(&mut entry.until, until);
             // One that is not there is about to be looked at, and then found to be prolonged.
             if self.order.remove(&(before, id)) {

@@ -13,11 +13,13 @@ use futures_util::FutureExt;
 use http::header::{CACHE_CONTROL, HOST, ORIGIN};
 use http::uri::Authority;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
+use tracing::{Instrument, Span};
 
 use crate::caller::Origin;
 use crate::incoming::{Received, only_header};
 use crate::refusal::Refusal;
 use crate::replica::Replica;
+use crate::spans;
 
 /// Checks a request, serves it, and completes its answer.
 pub(crate) async fn boundary(
@@ -36,13 +38,14 @@ pub(crate) async fn boundary(
     );
     let route = request.extensions().get::<MatchedPath>().cloned();
     let method = request.method().clone();
+    let route = route.as_ref().map(MatchedPath::as_str);
+    let span = spans::http(&method, route, request.headers());
     let served = async {
         checked?;
         Ok(next.run(request).await)
     };
-    let response = served_whole(served).await;
-    let route = route.as_ref().map(MatchedPath::as_str);
-    complete(&replica, received, (route, &method), response)
+    let response = served_whole(served).instrument(span.clone()).await;
+    complete(&replica, received, (route, &method), &span, response)
 }
 
 /// The answer to a request, whatever comes of it.
@@ -65,6 +68,7 @@ pub(crate) fn complete(
     replica: &Replica,
     received: Received,
     (route, method): (Option<&str>, &Method),
+    span: &Span,
     mut response: Response,
 ) -> Response {
     let headers = response.headers_mut();
@@ -73,6 +77,7 @@ pub(crate) fn complete(
     if let Some(kind) = response.extensions().get::<Kind>() {
         replica.metrics.refused(*kind);
     }
+    span.record("status", response.status().as_u16());
     let took = replica.clock.now().since(received.0);
     let metrics = &replica.metrics;
     metrics.request(route, method, response.status(), took);

@@ -197,11 +197,29 @@ impl Caller {
         }
     }
 
+    /// Returns once the caller has lost the right, since rights were read again. May be dropped.
+    pub(crate) async fn loses(&self, right: Right, name: &LockName) -> Refusal {
+        let mut reloads = self.replica.reloads();
+        loop {
+            if reloads.changed().await.is_err() {
+                // The replica is going, and nobody reads rights any more.
+                std::future::pending::<()>().await;
+            }
+            let still = self.again().and_then(|caller| caller.must(right, name));
+            if let Err(refusal) = still {
+                return refusal;
+            }
+        }
+    }
+
     /// Refuses a caller that has no right on all names.
     pub(crate) fn must_on_all(&self, right: Right) -> Result<(), Refusal> {
-        match self.known.may(right, "") {
+        match self.may_on_all(right) {
             true => Ok(()),
-            false => Err(self.refuse(&format!("{} all locks", verb(right)))),
+            false => {
+                self.note(|line| line.outcome(right.as_str()), Deed::Refused);
+                Err(self.refuse(&format!("{} all locks", verb(right))))
+            }
         }
     }
 
@@ -215,6 +233,10 @@ impl Caller {
 
     pub(crate) fn may(&self, right: Right, name: &LockName) -> bool {
         self.known.may(right, name.as_str())
+    }
+
+    pub(crate) fn may_on_all(&self, right: Right) -> bool {
+        self.known.may(right, "")
     }
 
     fn refuse(&self, what: &str) -> Refusal {

@@ -10,13 +10,14 @@ use fencelock_core::ClaimId;
 use http::request::Parts;
 use http::{Method, Request};
 use hyper::body::Incoming;
+use tracing::Instrument;
 
 use crate::boundary::{check, complete, served_whole};
 use crate::caller::{Caller, Origin};
 use crate::incoming::{Json, Key, LongJson, Received, Speaks, WantsLines};
 use crate::refusal::Refusal;
 use crate::replica::Replica;
-use crate::{batch, go_on, take};
+use crate::{batch, go_on, spans, take};
 
 /// The routes, as the router has them and `/metrics` tells them.
 const CLAIM: &str = "/v1/claims/{id}";
@@ -68,9 +69,10 @@ impl Direct {
             check(&replica, &parts.uri, &parts.headers, Some(&origin))?;
             self.handle(&replica, received, &origin, &parts, body).await
         };
-        let response = served_whole(served).await;
         let asked = (Some(self.route()), &parts.method);
-        Ok(complete(&replica, received, asked, response))
+        let span = spans::http(asked.1, asked.0, &parts.headers);
+        let response = served_whole(served).instrument(span.clone()).await;
+        Ok(complete(&replica, received, asked, &span, response))
     }
 
     async fn handle(

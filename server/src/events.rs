@@ -12,6 +12,7 @@ use serde::Serialize;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{broadcast, mpsc};
 
+use crate::bound::Bound;
 use crate::metrics::Metrics;
 
 /// How many events a slow reader may be behind. What comes beyond is lost for it.
@@ -31,6 +32,8 @@ const AFTER_ERROR: (Duration, Duration) = (Duration::from_millis(100), Duration:
 pub(crate) struct Events {
     engine: Arc<dyn Engine>,
     metrics: Arc<Metrics>,
+    /// On a store that is bound to replicas: what this one holds.
+    bound: Option<Arc<Bound>>,
     /// Who listens to the claims of a key, by the first bytes of their ids.
     listeners: Mutex<HashMap<[u8; 10], Vec<Listener>>>,
     holds: Mutex<Holds>,
@@ -107,10 +110,15 @@ pub(crate) struct Told {
 }
 
 impl Events {
-    pub(crate) fn new(engine: Arc<dyn Engine>, metrics: Arc<Metrics>) -> Self {
+    pub(crate) fn new(
+        engine: Arc<dyn Engine>,
+        metrics: Arc<Metrics>,
+        bound: Option<Arc<Bound>>,
+    ) -> Self {
         Self {
             engine,
             metrics,
+            bound,
             listeners: Mutex::default(),
             holds: Mutex::default(),
             watched: Mutex::default(),
@@ -188,8 +196,13 @@ impl Events {
                 ("release-requested", id, hold)
             }
         };
-        if event == "lost" && hold.is_some() {
-            self.metrics.lost("taken_away");
+        if event == "lost" {
+            if hold.is_some() {
+                self.metrics.lost("taken_away");
+            }
+            if let Some(bound) = &self.bound {
+                bound.end(claim);
+            }
         }
         let (name, token) = hold.map(|hold| (hold.name, hold.token)).unzip();
         self.tell(claim, || Told {

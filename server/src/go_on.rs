@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use axum::extract::State;
 use axum::response::Response;
-use fencelock_core::engine::{Claim, HeldClaim, Leave, Renewal, Withdrawn};
+use fencelock_core::engine::{HeldClaim, Leave, Renewal, Withdrawn};
 use fencelock_core::{BootInstant, ClaimId, Error, LockName, Token};
 use fencelock_wire::{
     How, Kind, MOST_RENEWALS, Outcome, Release, Released, Renew, RenewMany, Renewed, RenewedMany,
@@ -37,19 +37,16 @@ pub(crate) async fn renew(
     Speaks(id): Speaks,
     Json(body): Json<Renew>,
 ) -> Result<Response, Refusal> {
-    let token = token(body.token)?;
+    let (token, shorten) = (token(body.token)?, body.shorten);
     let claim = Asked::from(body).claim(id, &replica, &caller)?;
-    let (name, ttl) = (claim.name.clone(), claim.ttl);
+    let name = claim.name.clone();
+    let held = HeldClaim::new(claim, token).shorten(shorten);
     let mut visit = replica.known.enter(id);
     visit.take_turn().await;
     replica.check_fresh(received)?;
     caller.note_renewal();
-    renewing(&replica, &claim, token, received).map_err(|_| lost(&name, id, token))?;
-    let renewal = replica
-        .renewer
-        .renew(HeldClaim::new(claim, token), visit)
-        .await;
-    match renewal {
+    renewing(&replica, &held, received).map_err(|_| lost(&name, id, token))?;
+    match replica.renewer.renew(held.clone(), visit).await {
         Renewal::Kept {
             counted_from,
             lease,
@@ -61,8 +58,8 @@ pub(crate) async fn renew(
             let body = Renewed {
                 state: WordHeld::Held,
                 token,
-                lease_ms_since_sent: told(&replica, (id, ttl), counted_from, lease, received),
-                full_ttl: lease >= ttl,
+                lease_ms_since_sent: told(&replica, &held, counted_from, lease, received),
+                full_ttl: lease >= held.claim.ttl,
                 release_requested: asked || must_go(&replica),
             };
             Ok(json(StatusCode::OK, &body))
@@ -84,17 +81,10 @@ pub(crate) async fn renew(
 }
 
 /// On a store that is bound to replicas: this replica keeps the claim for so long, if it has it.
-fn renewing(
-    replica: &Replica,
-    claim: &Claim,
-    token: Token,
-    received: BootInstant,
-) -> Result<(), NotHere> {
-    let until = received + claim.ttl + claim.lock_delay;
+fn renewing(replica: &Replica, held: &HeldClaim, received: BootInstant) -> Result<(), NotHere> {
+    let until = received + held.claim.ttl + held.claim.lock_delay;
     let bound = replica.bound.as_ref();
-    bound.map_or(Ok(()), |bound| {
-        bound.renewing(claim.id, (&claim.name, token), until)
-    })
+    bound.map_or(Ok(()), |bound| bound.renewing(held, until))
 }
 
 /// The claim goes on.
@@ -117,7 +107,7 @@ fn end(replica: &Replica, id: ClaimId) {
 /// How long a client may believe after a renewal. A session may last longer than the lease, which this replica keeps.
 fn told(
     replica: &Replica,
-    (id, ttl): (ClaimId, Duration),
+    held: &HeldClaim,
     counted_from: BootInstant,
     lease: Duration,
     received: BootInstant,
@@ -126,8 +116,9 @@ fn told(
     let Some(bound) = &replica.bound else {
         return told;
     };
-    let told = told.min(millis(ttl));
-    bound.tells(id, received + Duration::from_millis(told));
+    let told = told.min(millis(held.claim.ttl));
+    let until = received + Duration::from_millis(told);
+    bound.tells(held.claim.id, until, held.shorten);
     told
 }
 
@@ -274,7 +265,7 @@ async fn renew_lane(
     let asked = async {
         let visits = enter_all(replica, &held).await;
         replica.check_fresh(received)?;
-        let renewing = |held: &HeldClaim| renewing(replica, &held.claim, held.token, received);
+        let renewing = |held: &HeldClaim| renewing(replica, held, received);
         let checked: Vec<Result<(), NotHere>> = held.iter().map(renewing).collect();
         // What is not meant is not asked for.
         let here = held.iter().cloned().zip(visits).zip(&checked);
@@ -358,11 +349,9 @@ fn all_held(
     }
     let held = body.claims.into_iter().map(|one| {
         key.check(&one.claim)?;
-        let (id, token) = (one.claim, token(one.token)?);
-        Ok(HeldClaim::new(
-            Asked::from(one).claim(id, replica, caller)?,
-            token,
-        ))
+        let (id, token, shorten) = (one.claim, token(one.token)?, one.shorten);
+        let claim = Asked::from(one).claim(id, replica, caller)?;
+        Ok(HeldClaim::new(claim, token).shorten(shorten))
     });
     held.collect()
 }
@@ -386,13 +375,7 @@ fn answer(
             RenewedOne::Held {
                 claim,
                 token: held.token,
-                lease_ms_since_sent: told(
-                    replica,
-                    (claim, held.claim.ttl),
-                    counted_from,
-                    lease,
-                    received,
-                ),
+                lease_ms_since_sent: told(replica, held, counted_from, lease, received),
                 full_ttl: lease >= held.claim.ttl,
                 release_requested: asked || must_go(replica),
             }

@@ -61,6 +61,7 @@ mod server;
 mod service;
 mod settings;
 mod simple;
+mod spans;
 mod stream;
 mod take;
 #[cfg(feature = "tls")]

@@ -11,8 +11,10 @@ use fencelock_core::engine::{
 };
 use fencelock_core::layers::Layer;
 use fencelock_core::{Engine, Error, LockName, Result, Token};
+use tracing::Instrument;
 
 use crate::metrics::Metrics;
+use crate::spans;
 
 /// Counts and times the calls of the engine below.
 #[derive(Debug)]
@@ -70,7 +72,13 @@ impl Layer for Measured {
     }
 
     async fn place(&self, claim: &Claim) -> Result<Standing> {
-        self.of("place", self.engine.place(claim)).await
+        let span = spans::place(&claim.id);
+        let place = self.of("place", self.engine.place(claim));
+        let standing = place.instrument(span.clone()).await;
+        if let Ok(Standing::Held(grant)) = &standing {
+            span.record("token", grant.tokens.first.get());
+        }
+        standing
     }
 
     async fn wait(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
@@ -79,7 +87,7 @@ impl Layer for Measured {
 
     async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
         let mut counted = self.begin("renew");
-        let renewals = self.engine.renew(held).await;
+        let renewals = self.engine.renew(held).instrument(spans::renew(held)).await;
         let error = renewals.iter().find_map(|renewal| match renewal {
             Renewal::Unknown(error) => Some(error),
             _ => None,
@@ -89,7 +97,8 @@ impl Layer for Measured {
     }
 
     async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
-        self.of("withdraw", self.engine.withdraw(claim, how)).await
+        let withdraw = self.of("withdraw", self.engine.withdraw(claim, how));
+        withdraw.instrument(spans::withdraw(&claim.id)).await
     }
 
     async fn look(&self, name: &LockName) -> Result<LockView> {

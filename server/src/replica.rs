@@ -115,6 +115,7 @@ impl Replica {
         let id = draw_id(&engine)?;
         let id_header = HeaderValue::from_str(&id)
             .map_err(|error| Error::internal(&engine, format!("the id of a replica: {error}")))?;
+        let events = Events::new(Arc::clone(&engine), Arc::clone(&metrics), bound.clone());
         Ok(Self {
             clock: engine.clock(),
             store: store_here(&*engine),
@@ -131,7 +132,7 @@ impl Replica {
             draining: CancellationToken::new(),
             audit: audit.transpose()?,
             tail: Tail::default(),
-            events: Arc::new(Events::new(Arc::clone(&engine), Arc::clone(&metrics))),
+            events: Arc::new(events),
             metrics,
             pulse: Arc::new(Pulse::new(engine.clock(), window)),
             started: AtomicBool::new(false),

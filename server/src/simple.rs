@@ -1,7 +1,7 @@
 //! The simple mode: `POST /v1/claims`. One request takes a lock, and waits for it. The replica draws the claim and its key,
 //! places again while the request is open, and confirms what was granted, so that the answer has the whole lease.
 
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
 use bytes::Bytes;
-use fencelock_core::engine::{Claim, HeldClaim, Leave, Renewal, Standing};
+use fencelock_core::engine::{Claim, HeldClaim, Leave, Place, Renewal, Standing};
 use fencelock_core::support::Backoff;
 use fencelock_core::{BootInstant, CancellationToken, ClaimId, ClaimIds, Sequencer, Token};
 use fencelock_wire::{ClaimKey, Kind, SimpleGrant, SimpleTake, millis};
@@ -22,6 +22,7 @@ use crate::audit::Deed;
 use crate::caller::Caller;
 use crate::incoming::{Json, Received};
 use crate::known::Visit;
+use crate::principal::Right;
 use crate::refusal::Refusal;
 use crate::replica::Replica;
 use crate::reply::json;
@@ -58,6 +59,7 @@ pub(crate) async fn take(
         false => Some((caller.count_waiter(&name)?, replica.open_poll(false)?)),
     };
     caller.count_take(&name)?;
+    let caller = Arc::new(caller);
     let undo = Undo {
         replica: Arc::clone(&replica),
         claim: Some(claim.clone()),
@@ -69,6 +71,7 @@ pub(crate) async fn take(
         received,
         until: received + wait,
         gone: undo.ended.clone(),
+        caller: Arc::clone(&caller),
         replica: Arc::clone(&replica),
     };
     let visit = replica.known.enter(id);
@@ -117,6 +120,7 @@ pub(crate) async fn take(
 /// One request of the simple mode.
 struct Taking {
     replica: Arc<Replica>,
+    caller: Arc<Caller>,
     /// With the lease of a first grant.
     claim: Claim,
     ttl: Duration,
@@ -156,6 +160,7 @@ impl Taking {
         let mut errors = Backoff::new(AFTER_ERROR.0, AFTER_ERROR.1);
         let replica = &self.replica;
         let mut waited = false;
+        let mut refused = pin!(self.caller.loses(Right::Take, &self.claim.name));
         loop {
             replica.check_fresh(self.received)?;
             if let Some(bound) = &replica.bound {
@@ -184,7 +189,8 @@ impl Taking {
                 biased;
                 () = self.gone.cancelled() => return Err(self.held()),
                 () = replica.draining.cancelled() => return Err(self.held()),
-                () = replica.clock.sleep_until(self.until) => return Err(self.held()),
+                refusal = &mut refused => return Err(refusal),
+                () = replica.clock.sleep_until(self.until) => return Err(self.gave_up(&place)),
                 woken = replica.engine.wait(&self.claim, &place) => if let Err(error) = woken {
                     tracing::debug!(name = %self.claim.name, %error, "waiting failed; asking again");
                     tokio::time::sleep(errors.next_pause()).await;
@@ -199,9 +205,8 @@ impl Taking {
         let held = HeldClaim::new(self.claim.clone().ttl(self.ttl), token);
         if let Some(bound) = &self.replica.bound {
             let until = self.replica.clock.now() + self.ttl + self.claim.lock_delay;
-            let (id, name) = (self.claim.id, &self.claim.name);
-            let here = bound.holds(id, token).is_some()
-                && bound.renewing(id, (name, token), until).is_ok();
+            let here =
+                bound.holds(self.claim.id, token).is_some() && bound.renewing(&held, until).is_ok();
             if !here {
                 let detail = "the grant ended before it could be confirmed; ask again";
                 return Err(Refusal::new(Kind::Unavailable, detail));
@@ -216,7 +221,7 @@ impl Taking {
                 let lease = since_sent(counted_from, lease, self.received);
                 if let Some(bound) = &self.replica.bound {
                     let until = self.received + Duration::from_millis(lease);
-                    bound.tells(self.claim.id, until);
+                    bound.tells(self.claim.id, until, false);
                 }
                 Ok(lease)
             }
@@ -230,6 +235,18 @@ impl Taking {
                 Err(Refusal::new(Kind::Unavailable, detail))
             }
         }
+    }
+
+    /// The time to wait is over.
+    fn gave_up(&self, place: &Place) -> Refusal {
+        let Some(why) = &place.stalled else {
+            return self.held();
+        };
+        let store = &self.replica.engine;
+        let detail = format!(
+            "store {store} grants nothing at this time, and nothing of the claim is left: {why}"
+        );
+        Refusal::new(Kind::Unavailable, detail)
     }
 
     fn held(&self) -> Refusal {

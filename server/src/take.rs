@@ -1,11 +1,12 @@
 //! `PUT /v1/claims/{id}`: take, wait in the queue, or poll.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::State;
 use axum::response::Response;
-use fencelock_core::engine::{Claim, Grant, Standing};
+use fencelock_core::engine::{Claim, Grant, Place, Standing};
 use fencelock_core::support::Backoff;
 use fencelock_core::{BootInstant, ClaimId, Error, Sequencer};
 use fencelock_wire::{
@@ -22,6 +23,7 @@ use crate::caller::Caller;
 use crate::incoming::{Json, Received, Speaks, WantsLines};
 use crate::known::Visit;
 use crate::lines::{in_lines, line, to_line};
+use crate::principal::Right;
 use crate::refusal::Refusal;
 use crate::replica::Replica;
 use crate::reply::json;
@@ -196,6 +198,8 @@ impl Asking {
             placing.map_err(|_| self.ended())?;
         }
         let mut waited = in_queue;
+        let name = self.claim.name.clone();
+        let mut refused = pin!(caller.loses(Right::Take, &name));
         loop {
             self.replica.check_fresh(self.received)?;
             let (standing, back) = place(&self.replica, self.claim.clone(), visit).await?;
@@ -211,13 +215,14 @@ impl Asking {
             waited = true;
             if let Some(tell) = self.tell.take() {
                 // Who is gone hears nothing.
-                let _ = tell.send(self.waiting(place.ahead));
+                let _ = tell.send(self.waiting(&place));
             }
             let replica = &self.replica;
             let _waiting = replica.waiting.one_more();
             let woken = tokio::select! {
                 biased;
                 () = visit.superseded() => Woken::Over,
+                refusal = &mut refused => return Err(refusal),
                 () = replica.draining.cancelled() => Woken::Over,
                 () = replica.clock.sleep_until(self.until) => Woken::Over,
                 woken = replica.engine.wait(&self.claim, &place) => self.judge(woken, &mut errors).await,
@@ -231,7 +236,7 @@ impl Asking {
                     return self.granted(&grant, caller, true);
                 }
                 Woken::Again if replica.clock.now() < self.until && !visit.is_superseded() => {}
-                Woken::Again | Woken::Over => return Ok(Taken::Waiting(self.waiting(place.ahead))),
+                Woken::Again | Woken::Over => return Ok(Taken::Waiting(self.waiting(&place))),
             }
         }
     }
@@ -277,7 +282,8 @@ impl Asking {
             let held = bound.holds(claim.id, grant.tokens.first);
             let until = held.ok_or_else(|| self.ended())?;
             lease = lease.min(millis(until.since(self.received)));
-            bound.tells(claim.id, self.received + Duration::from_millis(lease));
+            let until = self.received + Duration::from_millis(lease);
+            bound.tells(claim.id, until, false);
         }
         let token = grant.tokens.first;
         let line = |line: Line| line.name(claim.name.as_str()).claim(claim.id).token(token);
@@ -304,11 +310,12 @@ impl Asking {
         Ok(Taken::Granted(body))
     }
 
-    fn waiting(&self, ahead: Option<u64>) -> Waiting {
+    fn waiting(&self, place: &Place) -> Waiting {
         Waiting {
             state: WordWaiting::Waiting,
-            ahead,
+            ahead: place.ahead,
             poll_within_ms: millis(self.replica.window),
+            stalled: place.stalled.as_deref().map(str::to_owned),
         }
     }
 

@@ -35,11 +35,11 @@ pub(crate) enum Migrate {
     Prepare(MigratePrepare),
     /// From the old store alone to both: from now on each lock is taken in both
     Begin(MigrateBegin),
-    /// Say how far it is, and which programs were not switched
+    /// Say how far the move is, and which programs were not switched
     Status(MigrateStatus),
-    /// Let the new store count; called again, leave the old one
+    /// Make the new store count; called again, leave the old one
     Finish(MigrateFinish),
-    /// Back to the old store alone, from wherever it is
+    /// Go back to the old store alone, from any phase
     Abort(MigrateGo),
     /// While no program runs: raise the tokens of store TO above those of store FROM, so that fences go on
     Offline {

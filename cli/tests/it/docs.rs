@@ -1,5 +1,7 @@
-//! The shell of docs/fencing.md, docs/composite.md and docs/configuration.md runs.
+//! The shell of docs/fencing.md, docs/composite.md and docs/configuration.md runs, and all links of all pages lead somewhere.
 
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::fixture::{Fixture, finish};
@@ -44,4 +46,66 @@ fn run(page: &str, count: usize) {
         let ran = finish(command);
         assert_eq!(ran.code, 0, "{block}\n{ran:?}");
     }
+}
+
+#[test]
+fn links_lead_to_files_and_headings() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let mut pages = Vec::new();
+    for folder in [
+        "",
+        "docs",
+        "docs/stores",
+        "clients/python",
+        "clients/typescript",
+    ] {
+        let entries = fs::read_dir(root.join(folder)).unwrap();
+        let paths = entries.map(|entry| entry.unwrap().path());
+        pages.extend(paths.filter(|path| path.extension().is_some_and(|end| end == "md")));
+    }
+    let mut links = 0;
+    let mut broken = Vec::new();
+    for page in &pages {
+        let text = prose(page);
+        for link in text.split("](").skip(1) {
+            let link = link.split(')').next().unwrap();
+            if !link.starts_with("https://") {
+                links += 1;
+                if !leads_somewhere(page, link) {
+                    broken.push(format!("{}: {link}", page.display()));
+                }
+            }
+        }
+    }
+    assert!(links > 100, "only {links} links were found");
+    assert!(broken.is_empty(), "{broken:#?}");
+}
+
+fn leads_somewhere(page: &Path, link: &str) -> bool {
+    let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
+    let file: PathBuf = match file {
+        "" => page.to_owned(),
+        file => page.parent().unwrap().join(file),
+    };
+    file.exists() && (anchor.is_empty() || headings(&file).iter().any(|heading| heading == anchor))
+}
+
+/// A page without its blocks of code.
+fn prose(page: &Path) -> String {
+    let text = fs::read_to_string(page).unwrap();
+    text.split("```").step_by(2).collect()
+}
+
+/// The anchors of a page's headings.
+fn headings(page: &Path) -> Vec<String> {
+    let text = prose(page);
+    let headings = text.lines().filter(|line| line.starts_with('#'));
+    let anchor = |heading: &str| {
+        let heading = heading.trim_start_matches('#').trim().to_lowercase();
+        let kept = heading
+            .chars()
+            .filter(|c| c.is_alphanumeric() || " -_".contains(*c));
+        kept.collect::<String>().replace(' ', "-")
+    };
+    headings.map(anchor).collect()
 }

@@ -148,7 +148,7 @@ fn features(edges: &str) -> BTreeSet<String> {
     lines.map(str::to_owned).collect()
 }
 
-fn sources(folder: &Path, files: &mut Vec<PathBuf>) {
+pub(crate) fn sources(folder: &Path, files: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {

@@ -12,6 +12,7 @@ mod doctor;
 #[cfg(feature = "etcd")]
 mod etcd;
 mod exit_codes;
+mod face;
 mod fixture;
 mod hold;
 mod house;

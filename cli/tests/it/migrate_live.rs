@@ -199,9 +199,29 @@ fn who_waits_in_a_hush_that_was_left_is_told_so() {
         assert!(ran.err.contains("migrate finish"), "{ran:?}");
         assert!(!ran.err.contains("held by"), "{ran:?}");
     }
+    #[cfg(all(feature = "serve", feature = "http"))]
+    who_waits_through_the_service_is_told_so(&all);
     assert_eq!(probe.end().code, 0);
     assert!(all.done(&["finish"]).starts_with("phase 3"));
     all.token();
+}
+
+#[cfg(all(feature = "serve", feature = "http"))]
+fn who_waits_through_the_service_is_told_so(all: &Move) {
+    let service = crate::service::Service::start(&all.programs, &[]);
+    let clients = Fixture::on(service.store());
+    for wait in [&["-w", "700ms"][..], &["-n"]] {
+        let words = [&["run", "--ttl", TTL], wait, &["x", "--", "true"]].concat();
+        let ran = clients.run(&words);
+        assert_eq!(ran.code, 69, "{ran:?}");
+        assert!(ran.err.contains("between two stores"), "{ran:?}");
+        assert!(!ran.err.contains("held by"), "{ran:?}");
+    }
+    let body = r#"{"name":"x","ttl_ms":1000,"wait_ms":700}"#;
+    let simple = service.ask("POST", "/v1/claims", &[], body);
+    assert_eq!(simple.status, 503, "{simple:?}");
+    let detail = simple.body["detail"].as_str().unwrap();
+    assert!(detail.contains("between two stores"), "{detail}");
 }
 
 /// Two people prepare at once, with the stores in another order.

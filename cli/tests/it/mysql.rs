@@ -42,6 +42,19 @@ fn every_code_with_get_lock() {
     every_code("get-lock");
 }
 
+/// Its locks would end with the replica's connections, whoever holds them.
+#[cfg(feature = "serve")]
+#[test]
+fn locks_that_hang_on_a_connection_are_not_served() {
+    let server = MariaDb::start().unwrap();
+    for strategy in ["for-update", "get-lock"] {
+        let fixture = Fixture::on(format!("{}?strategy={strategy}", server.url()));
+        let ran = fixture.run(&["serve", "--listen", "127.0.0.1:0"]);
+        assert_eq!(ran.code, 78, "{strategy}: {}", ran.err);
+        assert!(ran.err.contains("strategy with leases"), "{}", ran.err);
+    }
+}
+
 /// A user with enough rights creates the tables of all strategies. The other users have the least rights.
 #[test]
 fn schema_prints_what_a_user_without_rights_needs() {

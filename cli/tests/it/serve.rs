@@ -4,7 +4,9 @@ use fencelock_testbed::Port;
 use rustix::process::Signal;
 use serde_json::json;
 
-use crate::fixture::Fixture;
+#[cfg(feature = "tls")]
+use crate::fixture::until;
+use crate::fixture::{Fixture, finish};
 use crate::service::Service;
 
 #[test]
@@ -103,6 +105,96 @@ fn a_printed_token_can_be_used() {
     assert!(!fixture.read("serve").contains(token));
 }
 
+/// A file without principals, which may be one that is being written, must not open the service to strangers.
+#[cfg(feature = "tls")]
+#[test]
+fn principals_that_are_gone_from_the_file_stay_where_others_reach_the_service() {
+    let fixture = Fixture::new();
+    let printed = fixture.run(&["serve", "token", "billing"]);
+    let (token, principal) = printed.out.split_once('\n').unwrap();
+    let tls = format!(
+        "[serve.tls]\ncert = {:?}\nkey = {:?}\n",
+        fixture.path("server.crt"),
+        fixture.path("server.key")
+    );
+    let mut openssl = std::process::Command::new("openssl");
+    openssl
+        .args(
+            "req -x509 -days 2 -nodes -newkey ec -pkeyopt ec_paramgen_curve:prime256v1".split(' '),
+        )
+        .args("-subj /CN=localhost -keyout server.key -out server.crt".split(' '))
+        .current_dir(fixture.path(""));
+    assert_eq!(finish(openssl).code, 0);
+    let file = fixture.path("serve.toml");
+    std::fs::write(&file, format!("{tls}{principal}")).unwrap();
+    let words = ["serve", "--listen", "0.0.0.0:0", "--config", "serve.toml"];
+    let service = Service::run(&fixture, &words);
+    let port = service.address().rsplit(':').next().unwrap().to_owned();
+    let take = |bearer: &str| {
+        let mut curl = std::process::Command::new("curl");
+        curl.args("-sk -o /dev/null -w %{http_code} -H Content-Type:application/json".split(' '))
+            .args(["-H", bearer, "-d", r#"{"name":"a","ttl_ms":100}"#])
+            .arg(format!("https://127.0.0.1:{port}/v1/claims"));
+        finish(curl).out
+    };
+    let known = format!("Authorization: Bearer {token}");
+    assert_eq!(take("X: nobody"), "401");
+    std::fs::write(&file, tls).unwrap();
+    service.running().signal(Signal::HUP);
+    until("it says why not", || {
+        fixture.read("serve").contains("name principals")
+    });
+    assert_eq!(take("X: nobody"), "401");
+    assert_eq!(take(&known), "201");
+}
+
+#[test]
+fn clients_may_speak_http_2() {
+    let fixture = Fixture::new();
+    let service = Service::start(&fixture, &["--drain", "10s"]);
+    let take = |name: &str| {
+        let mut curl = std::process::Command::new("curl");
+        curl.args("-s --http2-prior-knowledge -o /dev/null -w".split(' '))
+            .args(["%{http_version}:%{http_code}", "-H"])
+            .args(["Content-Type: application/json", "-d"])
+            .arg(format!(r#"{{"name":"{name}","wait_ms":20000}}"#))
+            .arg(format!(
+                "{}/v1/claims",
+                service.store().replace("fencelock+", "")
+            ));
+        curl
+    };
+    assert_eq!(finish(take("a")).out, "2:201");
+    // The end of the replica answers what waits, and then the connection ends.
+    let mut waits = take("a");
+    waits.stdout(std::process::Stdio::piped());
+    let waits = waits.spawn().unwrap();
+    fixture.await_waiters("a", 1);
+    service.running().signal(Signal::TERM);
+    let told = waits.wait_with_output().unwrap().stdout;
+    assert_eq!(String::from_utf8(told).unwrap(), "2:503");
+    assert_eq!(service.end().code, 0);
+}
+
+/// On etcd a claim belongs to the replica that took it.
+#[cfg(feature = "etcd")]
+#[test]
+fn holds_that_end_with_it_show_in_its_exit_code() {
+    let etcd = fencelock_testbed::Etcd::start().unwrap();
+    let fixture = Fixture::on(etcd.url());
+    for (name, code) in [(None, 0), (Some("a"), 75)] {
+        let service = Service::start(&fixture, &["--drain", "1s"]);
+        if let Some(name) = name {
+            let body = format!(r#"{{"name":"{name}"}}"#);
+            assert_eq!(service.ask("POST", "/v1/claims", &[], &body).status, 201);
+        }
+        service.running().signal(Signal::TERM);
+        assert_eq!(service.end().code, code, "{}", fixture.read("serve"));
+        assert!(fixture.show("a")["token"].is_null());
+    }
+    assert!(fixture.read("serve").contains("1 holds ended"));
+}
+
 /// The first block of the page starts the service, the others are of one client.
 #[cfg(feature = "redis")]
 #[test]
@@ -133,7 +225,7 @@ fn the_commands_of_the_page_run() {
             .arg(block.replace("127.0.0.1:7420", service.address()))
             .env("CLAIM", text("claim"))
             .env("KEY", text("key"));
-        let ran = crate::fixture::finish(command);
+        let ran = finish(command);
         serde_json::from_str::<serde_json::Value>(&ran.out)
             .unwrap_or_else(|error| panic!("{block}\n{error}: {ran:?}"))
     };

@@ -45,7 +45,8 @@ impl Service {
         let running = Running::start(fixture.command_through(&start, words));
         let listening = || {
             let said = fixture.read("serve");
-            let (_, after) = said.split_once("listening on http://")?;
+            let (_, after) = said.split_once("listening on http")?;
+            let (_, after) = after.split_once("://")?;
             let (address, _) = after.split_once('\n')?;
             Some(address.to_owned())
         };
@@ -55,7 +56,7 @@ impl Service {
     }
 
     /// Its address and port.
-    #[cfg(feature = "redis")]
+    #[cfg(any(feature = "redis", feature = "tls"))]
     pub(crate) fn address(&self) -> &str {
         &self.address
     }

@@ -1,19 +1,17 @@
-//! A request for a lock: how it is to be held, and the way from there to a guard. (Long by its examples.)
+//! A request for a lock: how it is to be held, and the claim that asks for that.
 
 use std::future::{Future, IntoFuture};
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tracing::{Instrument, Span};
 
+use crate::acquiring::Acquiring;
 use crate::engine::{Claim, LeaseKind};
 use crate::guard::{Guard, Held};
 use crate::runtime::acquire::{Request, acquire};
 use crate::runtime::attempt::Attempt;
-use crate::runtime::background::Carried;
-use crate::runtime::caller::{Caller, Heard};
+use crate::runtime::caller::Caller;
 use crate::runtime::health::Health;
 use crate::runtime::hold::Terms;
 use crate::runtime::place::Patience;
@@ -419,7 +417,7 @@ impl Acquire {
     }
 
     /// Takes the lock, runs `body` and releases. If the lock is lost before the body has ended, the body is dropped at its
-    /// next await, and the result of a body that runs on is dropped. A panic in it releases the lock, too.
+    /// next await. If it has none, its result is dropped. A panic in the body releases the lock, too.
     ///
     /// # Errors
     /// As the request itself, and [`Error::Lost`] if the lock was lost before the body ended. A release that the store did
@@ -583,139 +581,13 @@ impl IntoFuture for Acquire {
     type IntoFuture = Acquiring;
 
     fn into_future(self) -> Acquiring {
-        let state = Arc::clone(&self.state);
+        let (state, timeout) = (Arc::clone(&self.state), self.timeout);
         let caller = Arc::new(Caller::default());
-        let clock = state.clock;
-        let timeout = self.timeout.map(|timeout| {
-            let ends = clock.now() + timeout;
-            Timeout {
-                alarm: Box::pin(async move { clock.sleep_until(ends).await }),
-                waited: timeout,
-            }
-        });
         // A bad name is refused at once.
         let name = self.name.as_ref().ok();
         let attempt = name.map(|name| Attempt::begin(&state, name, self.mode));
         let span = attempt.as_ref().map_or_else(Span::none, |a| a.span.clone());
         let acquire = self.acquire(Arc::clone(&caller), span);
-        Acquiring {
-            carried: Some(state.background.carry(acquire)),
-            caller,
-            state,
-            timeout,
-            delivers: true,
-            attempt,
-        }
-    }
-}
-
-/// The future of an [`Acquire`].
-///
-/// # Cancel safety
-/// May be dropped at any time: what it began is undone in the background, and neither a lock nor a place in the queue is
-/// left.
-///
-/// ```
-/// # use fencelock_core::*;
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<()> {
-/// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
-/// # let guard = client.lock("report").await?;
-/// let waiting = client.lock("report").into_future();
-/// drop(waiting); // leaves the queue
-/// # Ok(())
-/// # }
-/// ```
-#[must_use = "futures do nothing unless awaited"]
-pub struct Acquiring {
-    carried: Option<Carried<Result<Guard>>>,
-    caller: Arc<Caller>,
-    state: Arc<State>,
-    timeout: Option<Timeout>,
-    /// The guard goes to the caller at once.
-    delivers: bool,
-    attempt: Option<Attempt>,
-}
-
-struct Timeout {
-    alarm: Pin<Box<dyn Future<Output = ()> + Send>>,
-    waited: Duration,
-}
-
-impl Future for Acquiring {
-    type Output = Result<Guard>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = &mut *self;
-        let Some(carried) = this.carried.as_mut() else {
-            return Poll::Pending;
-        };
-        if let Poll::Ready(result) = Pin::new(carried).poll(cx) {
-            if this.delivers
-                && let Ok(guard) = &result
-            {
-                guard.deliver();
-            }
-            if let Some(attempt) = &mut this.attempt {
-                attempt.end(&this.state, &result);
-            }
-            return Poll::Ready(result);
-        }
-        let Some(timeout) = this.timeout.as_mut() else {
-            return Poll::Pending;
-        };
-        std::task::ready!(timeout.alarm.as_mut().poll(cx));
-        let waited = timeout.waited;
-        let Some(mut attempt) = this.attempt.take() else {
-            return Poll::Ready(Err(Error::Closed));
-        };
-        let error = Err(this.gave_up(attempt.name.clone(), waited));
-        attempt.end(&this.state, &error);
-        this.leave();
-        Poll::Ready(error)
-    }
-}
-
-impl Acquiring {
-    /// The guard is one of several that its caller gets together, each with [`Guard::deliver`].
-    pub(crate) fn part_of_several(mut self) -> Self {
-        self.delivers = false;
-        self
-    }
-
-    /// What is under way goes on in the background, and is undone there.
-    fn leave(&mut self) {
-        self.caller.leave();
-        self.carried = None;
-        if let Some(attempt) = &mut self.attempt {
-            attempt.cancel(&self.state);
-        }
-    }
-
-    /// Why a request was not granted in time.
-    fn gave_up(&self, name: LockName, waited: Duration) -> Error {
-        let mut heard = self.caller.heard();
-        if matches!(heard, Heard::Nothing) {
-            // It waits behind other tasks of this process, who know more.
-            heard = self.state.queues.heard(&name);
-        }
-        let cause = match heard {
-            Heard::Held => return Error::TimedOut { name, waited },
-            Heard::Failed(cause) => cause,
-            Heard::Nothing => format!("no answer within {waited:?}"),
-        };
-        Error::unavailable(&self.state.engine, format!("taking lock {name}"), cause)
-    }
-}
-
-impl Drop for Acquiring {
-    fn drop(&mut self) {
-        self.leave();
-    }
-}
-
-impl std::fmt::Debug for Acquiring {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Acquiring").finish_non_exhaustive()
+        Acquiring::begin(state, caller, attempt, timeout, acquire)
     }
 }

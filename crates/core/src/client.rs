@@ -473,9 +473,9 @@ impl Client {
         Ok(found)
     }
 
-    /// Takes a lock from the holder with this token, or asks that holder to release it. Returns `false` if no holder has this
-    /// token. If tasks of one process hand a lock on, the store has their tokens as those of one grant: then the call concerns
-    /// the task that has the lock by now.
+    /// Takes a lock from the holder with this token, or asks that holder to release it. Returns `false` if no holder has
+    /// this token. If tasks of one process hand a lock on, their tokens are one grant in the store: then the call concerns
+    /// the task that holds the lock by now.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a bad name, [`Error::Unavailable`] if the store does not answer, [`Error::Unsupported`] if

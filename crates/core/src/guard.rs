@@ -102,8 +102,8 @@ impl Guard {
         self.hold().joined
     }
 
-    /// Whether the lock is held for certain at this instant. False before anyone else can be granted it, and once this
-    /// guard was released.
+    /// Whether the lock is held for certain at this instant. It is false before anyone else can be granted the lock, and
+    /// after this guard was released.
     ///
     /// ```
     /// # use fencelock_core::*;
@@ -349,7 +349,7 @@ impl Guard {
     /// ```
     pub async fn sequencer(&self) -> Result<Sequencer> {
         if self.hold().sequence() {
-            self.renew_now(self.hold().claim.ttl).await?;
+            self.renew_now(None).await?;
         }
         if !self.is_valid() {
             return Err(self.lost_error());
@@ -362,10 +362,12 @@ impl Guard {
         ))
     }
 
-    /// Renews now, for `ttl` from now on; later renewals keep the client's own ttl.
+    /// Renews now, for `ttl` from now on, also if that is shorter than what is left. Later renewals keep the client's own ttl,
+    /// and shorten nothing.
     ///
-    /// A renewal without an answer may still arrive. So from then on the client believes in no renewal of this hold for longer
-    /// than that one asked for; see [`Guard::remaining`].
+    /// A shortening renewal without an answer may still arrive. So from then on the client believes in no renewal of this hold
+    /// for longer than that one asked for; see [`Guard::remaining`]. Over the lock service this is so even with an answer, since
+    /// a proxy may repeat the request.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a ttl that the store does not take, [`Error::Lost`] if the lock is held no more,
@@ -392,10 +394,10 @@ impl Guard {
             return Err(Error::unsupported(&self.0.state.engine, "a refresh", why));
         }
         self.0.state.check_ttl(ttl, self.hold().claim.lock_delay)?;
-        self.renew_now(ttl).await
+        self.renew_now(Some(ttl)).await
     }
 
-    async fn renew_now(&self, ttl: Duration) -> Result<()> {
+    async fn renew_now(&self, ttl: Option<Duration>) -> Result<()> {
         if !self.is_valid() {
             return Err(self.lost_error());
         }

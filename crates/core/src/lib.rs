@@ -4,6 +4,7 @@
 //! [`support`] and [`layers`].
 
 mod acquire;
+mod acquiring;
 mod all;
 mod client;
 mod election;
@@ -21,7 +22,8 @@ mod semaphore;
 pub mod support;
 mod types;
 
-pub use acquire::{Acquire, Acquiring, DEFAULT_TTL};
+pub use acquire::{Acquire, DEFAULT_TTL};
+pub use acquiring::Acquiring;
 pub use all::{AcquireAll, Guards};
 pub use client::{Client, ClientBuilder, DEFAULT_BATCH};
 pub use election::{Campaign, Election, Leader, Leaders, Leadership};

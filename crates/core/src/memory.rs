@@ -1,5 +1,5 @@
-//! The reference engine: a store in this process's memory. The model that every other engine is compared with, and what
-//! programs use to test their own code.
+//! The reference engine: a store in this process's memory. Every other engine is compared with it, and programs use it to
+//! test their own code.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -297,7 +297,11 @@ impl Engine for Memory {
                     return Renewal::Lost;
                 };
                 holder.token = held.token;
-                holder.until = holder.end_of(held.claim.ttl, now);
+                let until = holder.end_of(held.claim.ttl, now);
+                holder.until = match held.shorten {
+                    true => until,
+                    false => until.max(holder.until),
+                };
                 Renewal::kept(now, held.claim.ttl, holder.asked)
             })
         };

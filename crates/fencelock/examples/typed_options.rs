@@ -83,6 +83,15 @@ async fn etcd() -> Result<Client> {
     Ok(client)
 }
 
+#[cfg(feature = "http")]
+async fn http() -> Result<Client> {
+    let options = fencelock::http::Options::new(["locks-1.internal", "locks-2.internal"])
+        .tls()
+        .token_file("/etc/fencelock/token");
+    let client = fencelock::connect(options).await?;
+    Ok(client)
+}
+
 #[cfg(feature = "zookeeper")]
 async fn zookeeper() -> Result<Client> {
     let options = fencelock::zookeeper::Options::new(["z1", "z2", "z3"]).chroot("/locks");

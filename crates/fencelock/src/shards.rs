@@ -123,6 +123,11 @@ impl ShardSet {
 
     /// Whether requests for the names of a shard fail at once while it is away, by a
     /// [`Breaker`](fencelock_core::layers::Breaker). Yes by default. In a URL: `breaker`.
+    ///
+    /// ```
+    /// # use fencelock::ShardSet;
+    /// let set = ShardSet::new("orders").shard("a", 1, "sqlite:a.db").breaker(false);
+    /// ```
     pub fn breaker(mut self, breaker: bool) -> Self {
         self.breaker = breaker;
         self

@@ -11,6 +11,7 @@ use std::time::Duration;
 /// use std::time::Duration;
 ///
 /// let often = Retry::default().max_attempts(100).max_pause(Duration::from_millis(20));
+/// let slowly = often.first_pause(Duration::from_millis(10));
 /// assert_eq!(often.first_pause, Duration::from_millis(2));
 /// # Ok(())
 /// # }

@@ -9,9 +9,11 @@ use crate::mode::ModeWord;
 #[cfg(feature = "openapi")]
 use crate::schema;
 
-/// The lease of a request that names none.
+/// The lease of a request that names none, where the service offers leases that long; else its longest.
+pub const DEFAULT_TTL_MS: u64 = 30_000;
+
 pub(crate) const fn default_ttl_ms() -> u64 {
-    30_000
+    DEFAULT_TTL_MS
 }
 
 /// Takes a lock, joins the queue, or goes on waiting.
@@ -29,9 +31,9 @@ pub struct Take {
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<schema::PermitCount>))]
     pub permit_count: Option<NonZeroU32>,
-    /// The lease.
-    #[serde(default = "default_ttl_ms")]
-    pub ttl_ms: u64,
+    /// The lease; by default 30000, or the longest that there is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl_ms: Option<u64>,
     /// For how much longer the store keeps a lock whose holder vanished.
     #[serde(default)]
     pub lock_delay_ms: u64,
@@ -110,6 +112,9 @@ pub struct Waiting {
     pub ahead: Option<u64>,
     /// The place lapses so long after this request was sent, unless the client asks again.
     pub poll_within_ms: u64,
+    /// Why the store grants nothing to anybody at this time, if that is so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stalled: Option<String>,
 }
 
 /// Prolongs one hold.
@@ -124,8 +129,12 @@ pub struct Renew {
     #[cfg_attr(feature = "openapi", schema(value_type = schema::Token))]
     pub token: Token,
     /// The lease, as it was asked for first.
-    #[serde(default = "default_ttl_ms")]
-    pub ttl_ms: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl_ms: Option<u64>,
+    /// Whether the lease may end sooner than before. Without that a renewal never shortens a lease, so that one which arrives once
+    /// more takes nothing from a later one.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shorten: bool,
     /// As it was asked for first.
     #[serde(default)]
     pub lock_delay_ms: u64,
@@ -231,7 +240,7 @@ mod tests {
     #[test]
     fn a_name_is_enough() {
         let take: Take = serde_json::from_str(r#"{"name":"nightly"}"#).unwrap();
-        assert_eq!((take.ttl_ms, take.queue, take.wait_ms), (30_000, false, 0));
+        assert_eq!((take.ttl_ms, take.queue, take.wait_ms), (None, false, 0));
         assert_eq!(take.mode, ModeWord::Exclusive);
     }
 
@@ -258,6 +267,7 @@ mod tests {
             state: WordWaiting::Waiting,
             ahead: None,
             poll_within_ms: 2000,
+            stalled: None,
         };
         let text = serde_json::to_string(&waiting).unwrap();
         assert_eq!(

@@ -19,7 +19,8 @@ mod time;
 
 pub use batch::{Batch, BatchAnswer, BatchBody, BatchOne};
 pub use claim::{
-    Granted, How, Outcome, Release, Released, Renew, Renewed, Take, Waiting, WordHeld, WordWaiting,
+    DEFAULT_TTL_MS, Granted, How, Outcome, Release, Released, Renew, Renewed, Take, Waiting,
+    WordHeld, WordWaiting,
 };
 pub use key::{BadKey, ClaimKey};
 pub use lock::{
@@ -52,6 +53,9 @@ pub const BATCH: &str = "batch";
 
 /// The feature of a service that tells the place of a claim at once, and on a second line what comes of it.
 pub const PLACE: &str = "place";
+
+/// The feature of a service whose renewals never shorten a lease, unless they say that they may.
+pub const SHORTEN: &str = "shorten";
 
 /// The feature of a service that leaves out of a stream of events what this parameter of it names.
 pub const WITHOUT: &str = "without";

@@ -34,8 +34,12 @@ pub struct RenewOne {
     #[cfg_attr(feature = "openapi", schema(value_type = schema::Token))]
     pub token: Token,
     /// The lease, as it was asked for first.
-    #[serde(default = "crate::claim::default_ttl_ms")]
-    pub ttl_ms: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl_ms: Option<u64>,
+    /// Whether the lease may end sooner than before. Without that a renewal never shortens a lease, so that one which arrives once
+    /// more takes nothing from a later one.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shorten: bool,
     /// As it was asked for first.
     #[serde(default)]
     pub lock_delay_ms: u64,

@@ -24,9 +24,9 @@ pub struct SimpleTake {
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<schema::PermitCount>))]
     pub permit_count: Option<NonZeroU32>,
-    /// The lease.
-    #[serde(default = "crate::claim::default_ttl_ms")]
-    pub ttl_ms: u64,
+    /// The lease; by default 30000, or the longest that there is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl_ms: Option<u64>,
     /// For how much longer the store keeps a lock whose holder vanished.
     #[serde(default)]
     pub lock_delay_ms: u64,

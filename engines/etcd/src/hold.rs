@@ -52,7 +52,9 @@ impl State {
         let entry = entries.get_mut(claim.id)?;
         let (revision, tokens) = entry.created?;
         let key = entry.key.as_bytes();
-        let grant = entry.session.hold(claim, key, revision, tokens, sent);
+        let grant = entry
+            .session
+            .hold(claim, key, revision, tokens, (sent, false));
         entry.holds = grant.is_some();
         entry.waits_for = None;
         grant
@@ -73,7 +75,7 @@ impl State {
         };
         self.update(claim, |entry| entry.mode = claim.mode);
         let token = Tokens::one(token_at(tokens.first, DOWNGRADED));
-        let grant = session.hold(claim, entry.key.as_bytes(), revision, token, sent);
+        let grant = session.hold(claim, entry.key.as_bytes(), revision, token, (sent, false));
         Ok(grant.map_or(Standing::Busy, Standing::Held))
     }
 

@@ -20,6 +20,7 @@ const MAX_SUFFIX: usize = 64;
 
 /// Where the keys of locks lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Layout {
     /// fencelock's own.
     Fencelock,

@@ -26,6 +26,15 @@ use crate::layout::{LAYOUTS, Layout};
 /// # Own options of the driver
 /// From `etcd_client::ConnectOptions` fencelock takes credentials, TLS and all else, and makes connections of its own. It
 /// takes no open client: that one reconnects silently, perhaps to a member that knows less, and a lock must learn of that.
+///
+/// ```no_run
+/// use etcd_client::ConnectOptions;
+/// use fencelock_etcd::Options;
+///
+/// # let password = String::new();
+/// let own = ConnectOptions::new().with_user("locks", password);
+/// let options = Options::from_endpoints(["http://e1.internal:2379"], own);
+/// ```
 #[derive(Clone)]
 pub struct Options {
     pub(crate) url: StoreUrl,

@@ -91,7 +91,8 @@ impl State {
         if let Some(session) = &session {
             // Noted before the check, which removes it again if its key is gone.
             let now = Clock::Boot.now();
-            session.hold(claim, entry.key.as_bytes(), revision, tokens, now);
+            let from = (now, held.shorten);
+            session.hold(claim, entry.key.as_bytes(), revision, tokens, from);
         }
         Ok(session)
     }
@@ -106,7 +107,8 @@ impl State {
         let claim = &held.claim;
         let grant = self.holding(held).and_then(|entry| {
             let (revision, tokens) = entry.created?;
-            session.hold(claim, entry.key.as_bytes(), revision, tokens, sent)
+            let from = (sent, held.shorten);
+            session.hold(claim, entry.key.as_bytes(), revision, tokens, from)
         });
         match grant {
             Some(grant) => Renewal::kept(grant.counted_from, grant.lease, false),

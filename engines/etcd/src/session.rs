@@ -212,15 +212,15 @@ impl Session {
         self.class.only == class.only && long_enough
     }
 
-    /// Notes a hold of this claim until its lease ends, counted from the request that was sent at `sent`. What the client may
-    /// believe; `None` if the session has ended.
+    /// Notes a hold of this claim until its lease ends, counted from the request that was sent at `sent`; no shorter than
+    /// before, unless it is to `shorten`. What the client may believe; `None` if the session has ended.
     pub(crate) fn hold(
         &self,
         claim: &Claim,
         key: &[u8],
         revision: i64,
         tokens: Tokens,
-        sent: BootInstant,
+        (sent, shorten): (BootInstant, bool),
     ) -> Option<Grant> {
         let mut status = self.status.lock();
         if status.ended || status.revoked {
@@ -229,12 +229,16 @@ impl Session {
         let counted_from = status.confirmed;
         let longest = self.ttl.saturating_sub(claim.lock_delay);
         let lease = longest.min(sent.since(counted_from) + claim.ttl);
-        let since = status.holds.get(&claim.id).map_or(sent, |hold| hold.since);
+        let before = status.holds.get(&claim.id);
+        let since = before.map_or(sent, |hold| hold.since);
+        let until = sent + claim.ttl + claim.lock_delay;
         let hold = Hold {
             key: key.to_vec(),
             revision,
             since,
-            until: sent + claim.ttl + claim.lock_delay,
+            until: before
+                .filter(|_| !shorten)
+                .map_or(until, |hold| until.max(hold.until)),
         };
         status.holds.insert(claim.id, hold);
         status.used = sent;

@@ -14,9 +14,6 @@ use crate::layout::Layout;
 
 const VERSION: u64 = 1;
 
-/// Tokens and the token base are below this.
-const TOKEN_LIMIT: u64 = 1 << 53;
-
 pub(crate) const TOKENS_PER_REVISION: u32 = 16;
 
 /// The offset of the token of a hold that was downgraded to shared: above the tokens that it had before, and below those of
@@ -88,7 +85,7 @@ pub(crate) fn first_token(base: Option<u64>, revision: i64) -> Token {
 pub(crate) fn base_of(kv: &KeyValue) -> Option<u64> {
     let stored: Map<String, Value> = serde_json::from_slice(kv.value()).ok()?;
     let base = stored.get("base").and_then(Value::as_u64);
-    base.filter(|base| *base < TOKEN_LIMIT)
+    base.filter(|base| *base < Token::END.0)
 }
 
 /// The token with this offset in a range.
@@ -147,7 +144,7 @@ fn parse(
         },
         _ => return Err(damaged),
     };
-    let first = first_token(number("base").filter(|base| *base < TOKEN_LIMIT), revision);
+    let first = first_token(number("base").filter(|base| *base < Token::END.0), revision);
     let (count, offset) = (small("tokens")?.clamp(1, TOKENS_PER_REVISION), small("at")?);
     Ok(Stored {
         id: Some(text("id")?.parse().map_err(|_| damaged)?),

@@ -1,5 +1,6 @@
 //! To take a lock, and to wait for it: `PUT /v1/claims/{id}`.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use fencelock_core::engine::{Claim, Grant, Place, Standing};
@@ -133,6 +134,7 @@ pub(crate) fn judge(state: &State, claim: &Claim, reply: Reply) -> Result<Standi
         Ok(Said::Granted(granted)) => {
             state.entries.holds(&claim.id);
             let lease = Duration::from_millis(granted.lease_ms_since_sent);
+            let lease = state.entries.sure_of(&claim.id, lease);
             let grant = Grant::new(Tokens::one(granted.token), reply.counted_from(), lease);
             Ok(Standing::Held(grant))
         }
@@ -140,6 +142,7 @@ pub(crate) fn judge(state: &State, claim: &Claim, reply: Reply) -> Result<Standi
             state.entries.waits(&claim.id);
             let mut place = Place::new(Clock::Boot.now() + RECHECK);
             place.ahead = waiting.ahead;
+            place.stalled = waiting.stalled.map(Cow::Owned);
             if reply.answer.rest.is_some()
                 && let Some(before) = state.entries.keep_told(&claim.id, reply)
             {
@@ -176,7 +179,7 @@ fn take(claim: &Claim, wait: Duration) -> Take {
         name: claim.name.clone(),
         mode,
         permit_count,
-        ttl_ms: millis_up(claim.ttl),
+        ttl_ms: Some(millis_up(claim.ttl)),
         lock_delay_ms: millis_up(claim.lock_delay),
         queue: claim.wait,
         wait_ms: millis(wait),

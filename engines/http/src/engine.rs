@@ -53,8 +53,8 @@ impl Engine for Http {
         acquire::place(&self.state, claim).await
     }
 
-    async fn wait(&self, claim: &Claim, _place: &Place) -> Result<Option<Grant>> {
-        wait::wait(&self.state, claim).await
+    async fn wait(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
+        wait::wait(&self.state, claim, place).await
     }
 
     async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {

@@ -1,5 +1,5 @@
-//! What this client knows of a claim that waits, or that has a request without an answer. Other claims have no entry, except
-//! where claims belong to a replica: there each has one until it is withdrawn.
+//! What this client knows of a claim that waits, that has a request without an answer, or whose lease was shortened. Other claims
+//! have no entry, except where claims belong to a replica: there each has one until it is withdrawn.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,6 +23,8 @@ struct Entry {
     told: Option<Reply>,
     /// When the last request was sent that may take effect later, if there is one.
     doubted: Option<BootInstant>,
+    /// The shortest lease that a renewal has set. It may arrive once more, so no later one is believed for longer.
+    shortest: Option<Duration>,
     /// Where it lives, if claims belong to a replica.
     home: Option<Arc<Home>>,
     holds: bool,
@@ -39,11 +41,16 @@ impl Entry {
         self.waits || self.told.is_some() || *self.polls.borrow() > 0
     }
 
+    /// Whether there is more to know of it than that it waits.
+    fn may_hold(&self) -> bool {
+        self.holds || self.ended || self.doubted.is_some() || self.shortest.is_some()
+    }
+
     /// Whether it was left behind: nobody will withdraw it.
     fn is_over(&self, now: BootInstant, late: Duration) -> bool {
-        match self.home {
-            Some(_) => self.left_until.is_some_and(|until| now > until),
-            None => self.doubted.is_some_and(|sent| now > sent + late * 2),
+        match self.home.is_some() || self.shortest.is_some() {
+            true => self.left_until.is_some_and(|until| now > until),
+            false => self.doubted.is_some_and(|sent| now > sent + late * 2),
         }
     }
 }
@@ -89,7 +96,7 @@ impl Entries {
     pub(crate) fn was_refused(&self, claim: &ClaimId) {
         let mut all = self.all.lock();
         if let Some(entry) = all.get(claim)
-            && !(entry.is_in_use() || entry.holds || entry.ended || entry.doubted.is_some())
+            && !(entry.is_in_use() || entry.may_hold())
         {
             all.remove(claim);
         }
@@ -98,6 +105,21 @@ impl Entries {
     /// The replica that a claim belongs to.
     pub(crate) fn home(&self, claim: &ClaimId) -> Option<Arc<Home>> {
         self.all.lock().get(claim)?.home.clone()
+    }
+
+    /// A renewal of the claim is about to be sent that sets its lease.
+    pub(crate) fn shortens(&self, claim: &ClaimId, lease: Duration) {
+        self.with(claim, |entry| {
+            let before = entry.shortest.unwrap_or(lease);
+            entry.shortest = Some(before.min(lease));
+        });
+    }
+
+    /// How much of a lease of the claim is sure.
+    pub(crate) fn sure_of(&self, claim: &ClaimId, lease: Duration) -> Duration {
+        let all = self.all.lock();
+        let shortest = all.get(claim).and_then(|entry| entry.shortest);
+        shortest.map_or(lease, |shortest| shortest.min(lease))
     }
 
     /// The claim holds.
@@ -157,8 +179,7 @@ impl Entries {
         let mut all = self.all.lock();
         if let Some(entry) = all.get_mut(claim) {
             (entry.waits, entry.told) = (false, None);
-            let may_hold = entry.holds || entry.ended || entry.doubted.is_some();
-            if !may_hold && *entry.polls.borrow() == 0 {
+            if !entry.may_hold() && *entry.polls.borrow() == 0 {
                 all.remove(claim);
             }
         }
@@ -275,6 +296,29 @@ mod tests {
         assert!(entries.open_polls(&id).is_none() && entries.is_waiting(&id));
         assert!(entries.settle(&id, Clock::Boot.now()));
         assert!(!entries.is_waiting(&id));
+    }
+
+    #[test]
+    fn what_was_shortened_is_known_until_the_release() {
+        let (entries, ids) = (Entries::new(LATE), ClaimIds::new().unwrap());
+        let (id, other) = (ids.next(), ids.next());
+        let seconds = Duration::from_secs;
+        assert_eq!(entries.sure_of(&id, seconds(30)), seconds(30));
+        entries.shortens(&id, seconds(8));
+        entries.shortens(&id, seconds(5));
+        entries.shortens(&id, seconds(9));
+        entries.doubt(&id, BootInstant::from_nanos(0));
+        entries.holds(&id);
+        entries.doubt(&other, Clock::Boot.now());
+        for (lease, sure) in [(30, 5), (5, 5), (4, 4)] {
+            assert_eq!(entries.sure_of(&id, seconds(lease)), seconds(sure));
+        }
+        assert!(entries.settle(&id, Clock::Boot.now()));
+        assert_eq!(entries.sure_of(&id, seconds(30)), seconds(30));
+        // Nor for long if no release has an answer.
+        entries.shortens(&id, seconds(5));
+        entries.leaves(&id, BootInstant::from_nanos(0));
+        assert_eq!(entries.sure_of(&id, seconds(30)), seconds(30));
     }
 
     #[test]

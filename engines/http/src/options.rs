@@ -52,6 +52,12 @@ impl Options {
 
     /// The claim key of another client, whose claims this one goes on with. This client's own claims have a key that it
     /// draws itself. May be called for several keys. Not in a URL.
+    ///
+    /// ```
+    /// # use fencelock_http::Options;
+    /// # let key = String::new();
+    /// let options = Options::new(["locks.internal"]).claim_key(key);
+    /// ```
     #[must_use]
     pub fn claim_key(mut self, key: impl Into<String>) -> Self {
         self.own.push(key.into());

@@ -126,7 +126,12 @@ async fn ask(
     held: &[HeldClaim],
 ) -> Result<Vec<Renewal>, RequestError> {
     let held: Vec<&HeldClaim> = batch.indices.iter().map(|index| &held[*index]).collect();
-    let claims = held.iter().map(|held| one(held)).collect();
+    // A service of an earlier version sets each lease, and refuses the word.
+    let says_so = state.info.keeps_leases();
+    for held in held.iter().filter(|held| held.shorten || !says_so) {
+        state.entries.shortens(&held.claim.id, held.claim.ttl);
+    }
+    let claims = held.iter().map(|held| one(held, says_so)).collect();
     let body = state.json(&RenewMany { claims })?;
     let action = Action::plain("renewing");
     let shortest = held.iter().map(|held| held.claim.ttl).min();
@@ -164,6 +169,7 @@ async fn ask(
             ..
         } => {
             let lease = Duration::from_millis(lease_ms_since_sent);
+            let lease = state.entries.sure_of(&held.claim.id, lease);
             Renewal::kept(reply.counted_from(), lease, release_requested)
         }
         RenewedOne::Lost { .. } => Renewal::Lost,
@@ -183,18 +189,42 @@ fn claim_of(answer: &RenewedOne) -> &fencelock_core::ClaimId {
     }
 }
 
-fn one(held: &HeldClaim) -> RenewOne {
+fn one(held: &HeldClaim, says_so: bool) -> RenewOne {
     let claim = &held.claim;
     let (mode, permit_count) = ModeWord::of(claim.mode);
     RenewOne {
         claim: claim.id,
         name: claim.name.clone(),
         token: held.token,
-        ttl_ms: millis_up(claim.ttl),
+        ttl_ms: Some(millis_up(claim.ttl)),
+        shorten: held.shorten && says_so,
         lock_delay_ms: millis_up(claim.lock_delay),
         mode,
         permit_count,
         owner: claim.owner.to_string(),
         label: claim.label.as_deref().map(str::to_owned),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fencelock_core::engine::Claim;
+    use fencelock_core::{ClaimIds, LockName, Token};
+
+    use super::*;
+
+    #[test]
+    fn an_earlier_service_is_told_nothing_that_it_refuses() {
+        let name = LockName::new("a").unwrap();
+        let claim = Claim::new(ClaimIds::new().unwrap().next(), "me", name);
+        for (shorten, says_so, told) in [
+            (true, true, true),
+            (true, false, false),
+            (false, true, false),
+        ] {
+            let held = HeldClaim::new(claim.clone(), Token(7)).shorten(shorten);
+            let text = serde_json::to_string(&one(&held, says_so)).unwrap();
+            assert_eq!(text.contains("shorten"), told, "{text}");
+        }
     }
 }

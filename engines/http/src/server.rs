@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fencelock_core::engine::{Durability, Finding, LeaseKind, Order, Promises, Purpose, Wake};
 use fencelock_core::{Error, Result};
-use fencelock_wire::{BATCH, Binding, PLACE, Store, WITHOUT};
+use fencelock_wire::{BATCH, Binding, PLACE, SHORTEN, Store, WITHOUT};
 
 use crate::choices::Identity;
 use crate::config::Config;
@@ -104,6 +104,11 @@ impl ServerInfo {
         self.has(PLACE)
     }
 
+    /// Whether a renewal shortens a lease only if it says so. Otherwise each sets the lease that it asks for.
+    pub(crate) fn keeps_leases(&self) -> bool {
+        self.has(SHORTEN)
+    }
+
     pub(crate) fn promises(&self, config: &Config) -> Promises {
         let said = &self.said;
         let mut limits: Vec<Finding> = said.limits.iter().cloned().map(Finding::from).collect();
@@ -178,12 +183,13 @@ mod tests {
     fn only_what_all_replicas_have_is_used() {
         let url = StoreUrl::parse("fencelock+http://h,i").unwrap();
         let config = Config::new(url.into()).unwrap();
-        let new = said(json!(["batch", "events", "place", "without"]));
+        let new = said(json!(["batch", "events", "place", "shorten", "without"]));
         let mut info = ServerInfo::new(&config, new.clone()).unwrap();
         info.is_served_by(&new);
         assert!(info.takes_batches() && info.tells_place() && info.takes_without());
+        assert!(info.keeps_leases());
         info.is_served_by(&said(json!(["batch", "events", "other"])));
         assert!(info.takes_batches() && info.tells_events());
-        assert!(!info.tells_place() && !info.takes_without());
+        assert!(!info.tells_place() && !info.takes_without() && !info.keeps_leases());
     }
 }

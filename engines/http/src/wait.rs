@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use fencelock_core::engine::{Claim, Grant, Standing};
+use fencelock_core::engine::{Claim, Grant, Place, Standing};
 use fencelock_core::support::Backoff;
 use fencelock_core::{Clock, Error, Result};
 use http::StatusCode;
@@ -23,8 +23,12 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_m
 /// How long an answer may take beside the time that the request was to wait.
 const SLACK: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(500));
 
-/// Waits for a claim that has a place. Returns the grant, or nothing if the place is not known here.
-pub(crate) async fn wait(state: &Arc<State>, claim: &Claim) -> Result<Option<Grant>> {
+/// Waits for a claim that has a place. Returns the grant, or nothing if the place is not known here, or is another one now.
+pub(crate) async fn wait(
+    state: &Arc<State>,
+    claim: &Claim,
+    place: &Place,
+) -> Result<Option<Grant>> {
     let mut early = Backoff::new(PAUSES.0, PAUSES.1);
     while state.entries.is_waiting(&claim.id) {
         if state.is_closed() {
@@ -37,6 +41,8 @@ pub(crate) async fn wait(state: &Arc<State>, claim: &Claim) -> Result<Option<Gra
         };
         match answer? {
             Standing::Held(grant) => return Ok(Some(grant)),
+            // Who asks again hears why the store grants nothing, or that it does again.
+            Standing::Waiting(now) if now.stalled != place.stalled => return Ok(None),
             Standing::Waiting(_) => {}
             // It waited, so this is no answer of the service.
             _ => return Ok(None),

@@ -8,6 +8,7 @@ use mysql_async::Opts;
 /// How locks are kept; `docs/stores/mysql.md` says what each promises. Locks of different strategies do not exclude each
 /// other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Strategy {
     /// Rows that expire.
     Lease,
@@ -44,6 +45,17 @@ pub(crate) const STRATEGIES: [(&str, Strategy); 3] = [
 /// # Own options of the driver
 /// From `mysql_async::Opts` fencelock takes address, database, credentials, TLS and all else, and makes connections of its
 /// own. It takes no pool and no open connection: a pool replaces its connections silently, and a lock must learn of that.
+///
+/// ```no_run
+/// use fencelock_mysql::Options;
+/// use mysql_async::Opts;
+///
+/// # fn example() -> Result<(), mysql_async::UrlError> {
+/// let options = Options::from_opts(Opts::from_url("mysql://fencelock@db1.internal/locks")?)
+///     .other_host(Opts::from_url("mysql://fencelock@db2.internal/locks")?);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Options {
     pub(crate) url: StoreUrl,

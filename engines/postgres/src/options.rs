@@ -12,6 +12,7 @@ use crate::tls::Connector;
 /// How locks are kept; `docs/stores/postgres.md` says what each promises. Locks of different strategies do not exclude each
 /// other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Strategy {
     /// Rows with an expiry.
     Lease,
@@ -45,6 +46,18 @@ pub(crate) const STRATEGIES: [(&str, Strategy); 2] =
 /// # Own configurations of the driver
 /// From a `tokio_postgres::Config` fencelock takes address, database, credentials and all else, and makes connections of its
 /// own. It takes no pool and no open connection: a pool replaces its connections silently, and a lock must learn of that.
+///
+/// ```no_run
+/// use fencelock_postgres::Options;
+///
+/// # fn example() -> Result<(), tokio_postgres::Error> {
+/// # let connector = tokio_postgres::NoTls;
+/// let options = Options::from_config("host=db1.internal dbname=locks user=fencelock".parse()?)
+///     .other_host("host=db2.internal dbname=locks user=fencelock".parse()?)
+///     .tls_connector(connector);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Options {
     pub(crate) url: StoreUrl,

@@ -17,6 +17,7 @@ use crate::node::Node;
 use crate::reply::unexpected;
 use crate::servers::{Gate, GrantRules, Servers};
 use crate::stored::{MARK_LEN, kind, mark, millis, push_after_token, push_rest, px, unrecorded};
+use crate::together::Taken;
 use crate::writer::{Use, Writer};
 
 const ACTION: &str = "placing a claim";
@@ -107,25 +108,22 @@ async fn fast_path(
     let state = &servers.state;
     let floor = state.highest(0);
     let name = claim.name.as_str();
-    let mut commands = Pipeline::with_capacity(2);
     let mut set = Cmd::with_capacity(6, name.len() + MARK_LEN + 320);
     set.arg("SET").arg(name);
     set.arg(&unrecorded(claim, &state.channel)[..]);
     set.arg("NX").arg("PX").arg(px(claim));
-    commands.add_command(set);
-    let mut draw = Cmd::with_capacity(3, 40);
-    draw.arg("INCRBY").arg(COUNTER).arg(1);
-    commands.add_command(draw);
-    let asked_at = Clock::Boot.now();
-    let answers = connection.send_all(&commands).await;
     let failed = |error| servers.place_failed(claim, connection, error);
-    let mut answers = answers.map_err(failed)?.into_iter();
-    let (set, drawn) = (answers.next(), answers.next());
+    let taken = take(connection, set).await.map_err(failed)?;
+    let Taken {
+        set,
+        drawn,
+        asked_at,
+    } = taken;
     for answer in [&set, &drawn] {
-        if let Some(Value::ServerError(error)) = answer {
+        if let Value::ServerError(error) = answer {
             let error = RedisError::from(error.clone());
             connection.note(Some(&error));
-            let taken = matches!(set, Some(Value::Okay));
+            let taken = matches!(set, Value::Okay);
             let error = state.failed(ACTION, Some(&claim.name), error);
             // If the key was set, it must be withdrawn, so the error must not read as final.
             return Err(match error {
@@ -136,11 +134,11 @@ async fn fast_path(
             });
         }
     }
-    let Some(Value::Int(token)) = drawn else {
-        return Err(failed(unexpected(&drawn.unwrap_or_default())));
+    let Value::Int(token) = drawn else {
+        return Err(failed(unexpected(&drawn)));
     };
     let token = u64::try_from(token).unwrap_or(0);
-    if !matches!(set, Some(Value::Okay)) {
+    if !matches!(set, Value::Okay) {
         state.contention.of(&claim.name).raise();
         return Ok(None);
     }
@@ -154,6 +152,32 @@ async fn fast_path(
     Ok(Some(
         Grant::new(Tokens::one(Token(token)), asked_at, claim.ttl).recorded(false),
     ))
+}
+
+/// Sets the key, and draws a token after that. Takes that come together go in batches.
+async fn take(connection: &Connection, set: Cmd) -> Result<Taken, RedisError> {
+    let others = connection.together.as_ref();
+    let others = others.map(|together| (together, together.begin()));
+    if let Some((together, under_way)) = &others
+        && !under_way.goes_alone
+    {
+        return together.take(set).await;
+    }
+    let mut commands = Pipeline::with_capacity(2);
+    commands.add_command(set);
+    let mut draw = Cmd::with_capacity(3, 40);
+    draw.arg("INCRBY").arg(COUNTER).arg(1);
+    commands.add_command(draw);
+    let asked_at = Clock::Boot.now();
+    let mut answers = connection.send_all(&commands).await?.into_iter();
+    match (answers.next(), answers.next()) {
+        (Some(set), Some(drawn)) => Ok(Taken {
+            set,
+            drawn,
+            asked_at,
+        }),
+        (set, _) => Err(unexpected(&set.unwrap_or_default())),
+    }
 }
 
 /// Takes a free lock by a small script, which records the token. `None`: the script for every case must decide.
@@ -171,6 +195,7 @@ async fn recorded_fast_path(
         command.arg(&mark[..]).arg(px(claim)).arg(&rest[..]);
         command.arg(state.highest(0)).arg(connection.deadline());
     };
+    let _turn = connection.turn().await;
     let asked_at = Clock::Boot.now();
     let failed = |error| servers.place_failed(claim, connection, error);
     match connection.run(&state.scripts.take, args).await {
@@ -272,8 +297,11 @@ impl Placing<'_> {
             }
             let mut writer = node.writer(Use::Grant, state, &main).await?;
             let connection = writer.as_deref().unwrap_or(&main);
+            let turn = connection.turn().await;
             let asked_at = Clock::Boot.now();
-            let answer = match self.send(connection).await {
+            let answer = self.send(connection).await;
+            drop(turn);
+            let answer = match answer {
                 Ok(answer) => answer,
                 Err(error) => {
                     if servers.should_retry(&mut retries, slot, &error).await {

@@ -10,7 +10,7 @@ use redis::{
     AsyncConnectionConfig, ErrorKind, FromRedisValue, Pipeline, PushInfo, PushKind, RedisError,
     Value,
 };
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 
 use crate::config::Deployment;
 use crate::connection::{Connection, ask, in_millis};
@@ -20,10 +20,13 @@ use crate::keys::COUNTER;
 use crate::server::ServerInfo;
 use crate::slot_channels::{SlotChannels, Subscriptions};
 use crate::state::State;
+use crate::together::{Sending, Together};
 use crate::uptime::Uptime;
 
 /// How many requests may wait in this process for the socket.
 const BUFFER: usize = 1024;
+/// How many requests may be under way of those that can be many. The others, such as renewals and batches, have the rest.
+const TURNS: usize = BUFFER - 256;
 
 /// Connects. `listen` gets what the server pushes.
 pub(crate) async fn connect(
@@ -141,10 +144,21 @@ impl Setup<'_> {
             let left = delay.checked_sub(ran)?;
             (!delay.is_zero()).then(|| asked_at + left)
         });
+        let silence = Arc::<Silence>::default();
+        let together = (listens && !config.timed()).then(|| {
+            Together::new(Sending {
+                driver: driver.clone(),
+                health: Arc::clone(&health),
+                silence: Arc::clone(&silence),
+                release_all: Arc::clone(&self.state.scripts.release_all),
+            })
+        });
         let connection = Connection {
             driver,
             health,
-            silence: Silence::default(),
+            silence,
+            together,
+            turns: Semaphore::new(TURNS),
             slot_channels,
             client: self.client,
             generation: self.generation,

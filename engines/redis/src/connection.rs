@@ -8,18 +8,24 @@ use std::time::Duration;
 use fencelock_core::{BootInstant, Clock};
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Pipeline, RedisError, Value};
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::error::is_noscript;
 use crate::health::{Health, Silence};
 use crate::reply::unexpected;
 use crate::scripts::Script;
 use crate::slot_channels::SlotChannels;
+use crate::together::Together;
 
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) driver: MultiplexedConnection,
     pub(crate) health: Arc<Health>,
-    pub(crate) silence: Silence,
+    pub(crate) silence: Arc<Silence>,
+    /// Requests that may go in batches. Only with one server, whose replicas do not count.
+    pub(crate) together: Option<Together>,
+    /// For requests of which there may be many at once.
+    pub(crate) turns: Semaphore,
     /// Only in a cluster.
     pub(crate) slot_channels: Option<SlotChannels>,
     /// With the server's address and credentials.
@@ -66,6 +72,13 @@ impl Connection {
     pub(crate) fn set_server_time(&self, asked_at: BootInstant, millis: i64) {
         let ahead = millis - in_millis(asked_at);
         self.ahead.store(ahead, Ordering::Relaxed);
+    }
+
+    /// Waits while too many requests are under way. The driver counts the response timeout from when it is asked, also while
+    /// its buffer is full, and a request that waits there would fail without having been sent.
+    pub(crate) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
+        // It is never closed.
+        self.turns.acquire().await.ok()
     }
 
     pub(crate) async fn send(&self, command: &Cmd) -> Result<Value, RedisError> {

@@ -63,6 +63,7 @@ mod slot_channels;
 mod slot_map;
 mod state;
 mod stored;
+mod together;
 mod unanswered;
 mod uptime;
 mod wait;

@@ -26,6 +26,20 @@ use crate::client::{encrypt, socket_url, url_of};
 /// # Own clients
 /// From a `redis::Client` fencelock takes address, credentials and TLS, and makes connections of its own. It takes no
 /// pool and no open connection: those are replaced silently when they break, and a lock must learn of that.
+///
+/// ```no_run
+/// use fencelock_redis::Options;
+/// use redis::Client;
+///
+/// # fn example() -> redis::RedisResult<()> {
+/// let one_server = Options::from_client(Client::open("redis://cache.internal")?);
+/// let sentinels = vec![Client::open("redis://s1.internal:26379")?];
+/// let like = Client::open("redis://fencelock@any")?;
+/// let sentinel = Options::sentinel_from_clients(sentinels, "main", like);
+/// let cluster = Options::cluster_from_clients(vec![Client::open("redis://n1.internal:7000")?]);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Options {
     pub(crate) url: StoreUrl,
@@ -40,6 +54,11 @@ impl Options {
     }
 
     /// One server, over a Unix socket. In a URL: `redis+unix:///PATH`.
+    ///
+    /// ```
+    /// # use fencelock_redis::Options;
+    /// let options = Options::unix("/run/redis/redis.sock");
+    /// ```
     pub fn unix(path: impl AsRef<Path>) -> Self {
         socket_url(&path.as_ref().to_string_lossy()).into()
     }
@@ -114,6 +133,12 @@ impl Options {
     }
 
     /// The password of the user for the Sentinels. By default none.
+    ///
+    /// ```
+    /// # use fencelock_redis::Options;
+    /// # let password = String::new();
+    /// let options = Options::sentinel(["s1", "s2", "s3"], "main").sentinel_password(password);
+    /// ```
     #[must_use]
     pub fn sentinel_password(mut self, password: impl Into<String>) -> Self {
         self.url.set_secret("sentinel-password", password);
@@ -122,6 +147,11 @@ impl Options {
 
     /// Sentinel and Cluster: pairs of an address (`HOST:PORT`) that the servers report and the address to use instead. By
     /// default none. In a URL: `address-map`.
+    ///
+    /// ```
+    /// # use fencelock_redis::Options;
+    /// let options = Options::cluster(["n1:7000"]).address_map([("10.0.0.1:7000", "n1:7000")]);
+    /// ```
     #[must_use]
     pub fn address_map<T: Into<String>>(mut self, pairs: impl IntoIterator<Item = (T, T)>) -> Self {
         let pairs = pairs.into_iter();

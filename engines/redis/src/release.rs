@@ -27,17 +27,13 @@ pub(crate) async fn withdraw(servers: &Servers, claim: &Claim, how: Leave) -> Re
     let fast = how == Leave::Release && claim.mode == Mode::Exclusive && !contention.is_contended();
     let mut answer = None;
     if fast {
-        let args = |command: &mut Cmd, _: &GrantRules| {
-            keys.push_lock_and_queue(command);
-            command.arg(&mark[..]);
-        };
-        let released = servers.run(ACTION, &keys, &state.scripts.release, args);
-        let released = released
+        let released = uncontended(servers, &keys, &mark);
+        answer = released
             .await
             .inspect_err(|_| state.entries.remove(&claim.id))?;
-        answer = Some(released).filter(|(answer, ..)| *answer != Value::Int(0));
     }
-    let fast_failed = fast && answer.is_none();
+    let fast_failed = matches!(answer, Some((Value::Int(0), ..)));
+    let answer = answer.filter(|_| !fast_failed);
     let answer = match answer {
         Some(answer) => Ok(answer),
         // Boxed, so that the future of the common case stays small.
@@ -65,6 +61,42 @@ pub(crate) async fn withdraw(servers: &Servers, claim: &Claim, how: Leave) -> Re
         return Err(Error::unsettled(state.store(), ACTION));
     }
     Ok(withdrawn)
+}
+
+/// Releases a lock that no other claim waits for. `Int(0)`: it is another case; `None`: the script for every case must tell.
+/// Releases that come together go in batches.
+async fn uncontended(
+    servers: &Servers,
+    keys: &Keys<'_>,
+    mark: &[u8; MARK_LEN],
+) -> Result<Option<(Value, Arc<Node>, Arc<Connection>)>> {
+    let state = &servers.state;
+    let script = &state.scripts.release;
+    let (node, connection) = servers.connection(keys.slot).await?;
+    let answer = match &connection.together {
+        Some(together) => {
+            let under_way = together.begin();
+            let answer = match under_way.goes_alone {
+                true => {
+                    let args = |command: &mut Cmd| {
+                        keys.push_lock_and_queue(command);
+                        command.arg(&mark[..]);
+                    };
+                    connection.run(script, args).await.map(Some)
+                }
+                false => together.release(keys.name, keys.queue(), *mark).await,
+            };
+            answer.map_err(|error| state.failed(ACTION, Some(keys.name), error))?
+        }
+        None => {
+            let args = |command: &mut Cmd, _: &GrantRules| {
+                keys.push_lock_and_queue(command);
+                command.arg(&mark[..]);
+            };
+            return servers.run(ACTION, keys, script, args).await.map(Some);
+        }
+    };
+    Ok(answer.map(|answer| (answer, node, connection)))
 }
 
 /// The script for every case: it also hands the lock over.

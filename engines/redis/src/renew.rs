@@ -16,7 +16,7 @@ use crate::release::serve_queues;
 use crate::reply::unexpected;
 use crate::servers::{GrantRules, Servers};
 use crate::slot_map::{ask_at, is_redirection};
-use crate::stored::{kind, mark, push_rest, px};
+use crate::stored::{kind, mark, push_lease, push_rest};
 use crate::writer::{Use, Writer};
 
 const ACTION: &str = "renewing";
@@ -216,10 +216,8 @@ fn fill<'a>(
     }
     for held in held {
         let claim = &held.claim;
-        command
-            .arg(&mark(&claim.id)[..])
-            .arg(held.token.get())
-            .arg(px(claim));
+        command.arg(&mark(&claim.id)[..]).arg(held.token.get());
+        push_lease(command, held);
         if claim.reserve > 1 {
             // The hold may have passed to another owner within this process.
             let mut rest = Vec::with_capacity(64 + claim.owner.len());
@@ -400,7 +398,8 @@ async fn renew_shared(servers: &Servers, held: &HeldClaim) -> Renewal {
     let (id, kind) = (mark(&claim.id), kind(claim.mode));
     let args = |command: &mut Cmd, rules: &GrantRules| {
         keys.push_all(command);
-        command.arg(&id[4..]).arg(&kind).arg(px(claim));
+        command.arg(&id[4..]).arg(&kind);
+        push_lease(command, held);
         command.arg(held.token.get());
         rules.push(command);
     };

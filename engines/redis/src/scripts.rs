@@ -1,5 +1,7 @@
 //! The scripts that run on the server, each a file in `scripts/`.
 
+use std::sync::Arc;
+
 /// One script: its text, and the hash by which the server knows it.
 #[derive(Debug)]
 pub(crate) struct Script {
@@ -26,13 +28,18 @@ impl Script {
 /// Bugs on purpose: what the script says where it should say something else.
 #[cfg(fencelock_planted)]
 fn planted(text: String) -> String {
-    const BUGS: [(&str, &str, &str); 3] = [
+    const BUGS: [(&str, &str, &str); 4] = [
         (
             "release-without-owner-check",
             "value and string.sub(value, 1, 36) == ARGV[1]\n",
             "value and not redis.call('ZSCORE', queue, claim)\n",
         ),
         ("place-shortens", "left > tonumber(px) then", "false then"),
+        (
+            "renewal-shortens",
+            "not exact and left > px then",
+            "false then",
+        ),
         (
             "renew-by-id",
             "lowest > 0 and (number < lowest or number >= lowest + count) then",
@@ -53,6 +60,7 @@ pub(crate) struct Scripts {
     pub(crate) place: Script,
     pub(crate) take: Script,
     pub(crate) release: Script,
+    pub(crate) release_all: Arc<Script>,
     pub(crate) withdraw: Script,
     pub(crate) renew: Script,
     pub(crate) renew_shared: Script,
@@ -71,6 +79,7 @@ impl Scripts {
             place: script(include_str!("scripts/place.lua")),
             take: script(include_str!("scripts/take.lua")),
             release: script(include_str!("scripts/release.lua")),
+            release_all: Arc::new(script(include_str!("scripts/release_all.lua"))),
             withdraw: script(include_str!("scripts/withdraw.lua")),
             renew: script(include_str!("scripts/renew.lua")),
             renew_shared: script(include_str!("scripts/renew_shared.lua")),

@@ -189,9 +189,12 @@ impl Servers {
         let mut retries = None;
         loop {
             let (node, connection) = self.connection(keys.slot).await?;
+            let turn = connection.turn().await;
             let rules = self.grant_rules(keys.slot, &node, &connection);
             let ran = connection.run(script, |command| fill(command, &rules));
-            match ran.await {
+            let ran = ran.await;
+            drop(turn);
+            match ran {
                 Ok(answer) => return Ok((answer, node, connection)),
                 Err(error) => {
                     let retries = retries.get_or_insert_with(|| Retries::new(&self.state.config));
@@ -213,7 +216,10 @@ impl Servers {
         let mut retries = Retries::new(&self.state.config);
         loop {
             let (_, connection) = self.connection(keys.slot).await?;
-            let answers = connection.send_all(questions).await.and_then(|answers| {
+            let turn = connection.turn().await;
+            let answers = connection.send_all(questions).await;
+            drop(turn);
+            let answers = answers.and_then(|answers| {
                 let answers = answers.into_iter().map(|answer| match answer {
                     Value::ServerError(error) => Err(RedisError::from(error)),
                     answer => Ok(answer),

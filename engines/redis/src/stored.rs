@@ -4,8 +4,9 @@ use std::num::NonZeroU32;
 use std::str::FromStr;
 use std::time::Duration;
 
-use fencelock_core::engine::{Claim, HolderView, WaiterView};
+use fencelock_core::engine::{Claim, HeldClaim, HolderView, WaiterView};
 use fencelock_core::{ClaimId, LockName, Mode, Token};
+use redis::Cmd;
 
 /// The length of [`mark`].
 pub(crate) const MARK_LEN: usize = 36;
@@ -46,6 +47,15 @@ pub(crate) fn millis(duration: Duration) -> u64 {
 /// For how long the server keeps the claim's lock, in ms.
 pub(crate) fn px(claim: &Claim) -> u64 {
     millis(claim.ttl.saturating_add(claim.lock_delay)).max(1)
+}
+
+/// Appends the lease of a renewal, after a `=` if it is to be set also where it ends sooner.
+pub(crate) fn push_lease(command: &mut Cmd, held: &HeldClaim) {
+    let px = px(&held.claim);
+    match held.shorten {
+        true => command.arg(format!("={px}")),
+        false => command.arg(px),
+    };
 }
 
 /// Appends the part that scripts copy without reading it: lock-delay, channel, owner, label.

@@ -39,6 +39,11 @@ impl Options {
     }
 
     /// The default file, one per user. In a URL: `sqlite:`.
+    ///
+    /// ```
+    /// # use fencelock_sqlite::Options;
+    /// let options = Options::default_file().prefix("billing/");
+    /// ```
     #[must_use]
     pub fn default_file() -> Self {
         StoreUrl::new("sqlite", [""; 0], "").into()

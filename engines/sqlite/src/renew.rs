@@ -45,7 +45,7 @@ fn prolong_all(
     held: &[HeldClaim],
     asked_at: BootInstant,
 ) -> Sql<Vec<Renewal>> {
-    let sql = "SELECT state = 'asked' FROM holders \
+    let sql = "SELECT state = 'asked', expiry FROM holders \
                WHERE name = ?1 AND claim = ?2 AND expiry > ?3 AND state <> 'abandoned' \
                AND ?4 BETWEEN first AND first + count - 1";
     let mut select = transaction.connection.prepare_cached(sql)?;
@@ -53,20 +53,25 @@ fn prolong_all(
                WHERE name = ?1 AND claim = ?2";
     let mut update = transaction.connection.prepare_cached(sql)?;
     let mut renewals = Vec::with_capacity(held.len());
-    for HeldClaim { claim, token, .. } in held {
+    for held in held {
+        let HeldClaim { claim, token, .. } = held;
         let (name, id) = (claim.name.as_str(), claim.id.as_bytes());
         let now = instant_value(transaction.now);
         let values = params![name, id, now, token_value(*token)];
-        let live = select.query_row(values, |row| row.get(0)).optional()?;
-        let Some(asked) = live else {
+        let live = select.query_row(values, |row| Ok((row.get(0)?, row.get(1)?)));
+        let Some((asked, before)) = live.optional()? else {
             transaction.entries.remove_holding(claim.id);
             renewals.push(Renewal::Lost);
             continue;
         };
+        let expiry: i64 = instant_value(lease::expiry(claim, transaction.now));
         update.execute(params![
             name,
             id,
-            instant_value(lease::expiry(claim, transaction.now)),
+            match held.shorten {
+                true => expiry,
+                false => expiry.max(before),
+            },
             duration_value(claim.lock_delay),
             token_value(*token),
             &*claim.owner,

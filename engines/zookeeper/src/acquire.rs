@@ -438,7 +438,7 @@ impl State {
         }
         let (counted_from, session) = granted;
         let lease = self.sessions.lease(claim, &session);
-        self.hold_until(entry, counted_from + (lease + claim.lock_delay));
+        self.hold_until(entry, counted_from + (lease + claim.lock_delay), false);
         self.watch_if_recorded(entry, claim, &connection);
         let count = entry.known.lock().count;
         Ok(Position::Held(Grant::new(

@@ -26,6 +26,13 @@ use zookeeper_client::Connector;
 /// # Own connectors
 /// From a `zookeeper_client::Connector` fencelock takes credentials and TLS, and makes sessions of its own. It takes no open
 /// client, whose session has another timeout than locks need, and whose end takes away all that the program keeps in it.
+///
+/// ```no_run
+/// use fencelock_zookeeper::Options;
+///
+/// let own = zookeeper_client::Client::connector().with_auth("digest", b"ann:secret");
+/// let options = Options::from_connector(["z1.internal"], own).private_nodes();
+/// ```
 #[derive(Clone)]
 pub struct Options {
     pub(crate) url: StoreUrl,
@@ -64,6 +71,12 @@ impl Options {
     }
 
     /// As [`from_connector`](Self::from_connector), with TLS.
+    ///
+    /// ```no_run
+    /// # use fencelock_zookeeper::Options;
+    /// let own = zookeeper_client::Client::connector().with_tls(Default::default());
+    /// let options = Options::from_secure_connector(["z1.internal"], own);
+    /// ```
     #[cfg(feature = "tls")]
     pub fn from_secure_connector(
         servers: impl IntoIterator<Item = impl Into<String>>,

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use fencelock_core::engine::{Claim, HeldClaim, LeaseKind, Renewal};
+use fencelock_core::engine::{HeldClaim, LeaseKind, Renewal};
 use fencelock_core::{BootInstant, Clock};
 use futures_util::TryFutureExt;
 use futures_util::future::{BoxFuture, join_all};
@@ -115,7 +115,7 @@ impl State {
         let HeldClaim { claim, token, .. } = hold.held;
         let timeout = self.sessions.timeout(claim);
         let renewal = match self.move_to(&hold.entry, claim, timeout, *token).await {
-            Ok((sent, _)) => self.kept(&hold.entry, claim, sent),
+            Ok((sent, _)) => self.kept(&hold, sent),
             Err(Failure::Refused(Refusal::NoNode)) => Renewal::Lost,
             Err(failure) => Renewal::Unknown(self.error(renewing(hold.held), failure)),
         };
@@ -193,16 +193,15 @@ impl State {
         let committed = connection.write(sent, commit.map_err(Refusal::from));
         let results = committed.await?;
         let renewed = writes.into_iter().zip(results).map(|(hold, result)| {
-            let HeldClaim { claim, token, .. } = hold.held;
             if let MultiWriteResult::SetData { stat } = result {
                 let mut known = hold.entry.known.lock();
-                known.recorded = *token;
+                known.recorded = hold.held.token;
                 if let Some(node) = &mut known.node {
                     node.version = stat.version;
                 }
             }
             self.watch_hold(&hold.entry, connection);
-            (hold.at, self.kept(&hold.entry, claim, sent))
+            (hold.at, self.kept(hold, sent))
         });
         Ok(renewed.collect())
     }
@@ -243,7 +242,8 @@ impl State {
     }
 
     /// The result for a hold whose node was confirmed by a request sent at `sent`.
-    fn kept(&self, entry: &Entry, claim: &Claim, sent: BootInstant) -> Renewal {
+    fn kept(&self, hold: &Hold<'_>, sent: BootInstant) -> Renewal {
+        let (entry, claim) = (&hold.entry, &hold.held.claim);
         let (session, asked, ended) = {
             let known = entry.known.lock();
             (Arc::clone(&known.session), known.asked, known.ended)
@@ -253,7 +253,8 @@ impl State {
             return Renewal::Lost;
         }
         let lease = self.sessions.lease(claim, &session);
-        self.hold_until(entry, sent + (lease + claim.lock_delay));
+        let ends_at = sent + (lease + claim.lock_delay);
+        self.hold_until(entry, ends_at, hold.held.shorten);
         Renewal::kept(sent, lease, asked)
     }
 

@@ -135,13 +135,17 @@ impl State {
         }
     }
 
-    /// Notes that a claim holds, and when its node is deleted unless the hold is renewed.
-    pub(crate) fn hold_until(&self, entry: &Entry, ends_at: BootInstant) {
+    /// Notes that a claim holds, and when its node is deleted unless the hold is renewed: no sooner than before, unless that is
+    /// to `shorten`.
+    pub(crate) fn hold_until(&self, entry: &Entry, ends_at: BootInstant, shorten: bool) {
         let first = {
             let mut known = entry.known.lock();
             let first = !known.held;
             known.held = true;
-            known.ends_at = ends_at;
+            known.ends_at = match first || shorten {
+                true => ends_at,
+                false => ends_at.max(known.ends_at),
+            };
             first
         };
         // A renewed hold already has a deadline in the heap.

@@ -147,8 +147,7 @@ impl ClaimData {
                 _ => {}
             }
         }
-        // Tokens are below 2^53.
-        let known = |token: &Token| token.0 < 1 << 53;
+        let known = |token: &Token| *token < Token::END;
         data.tokens = first.zip(token).filter(|(a, b)| known(a) && known(b));
         Ok(data)
     }

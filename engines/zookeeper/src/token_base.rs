@@ -1,13 +1,13 @@
 //! The token base: what is added to the tokens that the ids of transactions make, once somebody has asked for tokens above a
 //! floor.
 //!
-//! The node `%base` has the base, and what it was before, each with the id of the transaction that set it. So the token of a
-//! claim's node follows from the transaction that created the node, whoever computes it and whenever. Without the node the
-//! base is 0.
+//! The node `%base` has the base, and what it was before, each with the id of the transaction that set it. So the token of
+//! a claim's node follows from the transaction that created the node: every client computes the same token at any time.
+//! Without the node the base is 0.
 //!
-//! Each connection reads the node once and watches it. The server sends the notice of a change before the answer to any later
-//! request over the same connection, so a history whose watch has not fired when the answer came that a claim's node was
-//! created has all changes from before that.
+//! Each connection reads the node once and watches it. The server sends the notice of a change before the answer to any
+//! later request over the same connection. So if the watch has not fired when the answer comes that a claim's node was
+//! created, the history has all changes from before that.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;

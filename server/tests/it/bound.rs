@@ -10,7 +10,7 @@ use fencelock_core::{ClaimId, Memory};
 use fencelock_server::Server;
 use fencelock_testbed::{Etcd, Redlock, ZooKeeper};
 use serde_json::{Value, json};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use crate::client::{
     Answer, Client, ask, in_order, is_free, look, raw, replica, request, until, waiters,
@@ -146,6 +146,28 @@ async fn what_is_not_renewed_is_withdrawn_and_its_id_is_over() {
 }
 
 #[tokio::test]
+async fn a_hold_is_kept_for_the_longest_renewal_unless_one_shortens() {
+    let ((at, _), client) = (memory().await, Client::new());
+    let id = client.claim();
+    let taken = put(&at, &client, id, json!({"name": "a"})).await.is(200);
+    let token = &taken["token"];
+    renew(&at, &client, id, token, 30_000).await.is(200);
+    // As a copy of an earlier one that comes late.
+    let told = renew(&at, &client, id, token, 200).await;
+    assert!(told.number("lease_ms_since_sent") <= 200);
+    sleep(Duration::from_millis(500)).await;
+    renew(&at, &client, id, token, 30_000).await.is(200);
+    let begun = Instant::now();
+    let body = json!({"name": "a", "token": token, "ttl_ms": 200, "shorten": true});
+    let path = format!("/v1/claims/{id}/renew");
+    let told = send(&at, &client, "POST", &path, &body).await;
+    assert!(told.number("lease_ms_since_sent") <= 200);
+    until(&at, "a", "free", is_free).await;
+    let ended = begun.elapsed();
+    assert!(ended >= Duration::from_millis(150) && ended < Duration::from_secs(15));
+}
+
+#[tokio::test]
 async fn a_waiter_that_does_not_ask_again_leaves_the_queue() {
     let ((at, _), client) = (memory().await, Client::new());
     let (holds, waits) = (client.claim(), client.claim());
@@ -225,6 +247,32 @@ async fn draining_asks_holders_to_go_and_ends_what_is_left() {
     let service = at.service().clone();
     assert_eq!(at.drain(Duration::from_millis(300)).await, 1);
     assert_eq!(service.bound_claims(), 0);
+}
+
+/// What the store reports as ended is not waited for, neither by its client nor by the end of the replica.
+#[tokio::test]
+async fn a_hold_that_was_taken_away_is_over_here_at_once() {
+    let ((at, handle), client) = (memory().await, Client::new());
+    let id = client.claim();
+    let taken = put(&at, &client, id, json!({"name": "a"})).await.is(200);
+    renew(&at, &client, id, &taken["token"], 30_000)
+        .await
+        .is(200);
+    let evict = json!({"name": "a", "token": taken["token"], "how": "release"}).to_string();
+    ask(&at, "POST", "/v1/evict", &evict).await.is(200);
+    let over = async {
+        while at.service().bound_claims() > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let over = tokio::time::timeout(Duration::from_secs(10), over).await;
+    over.expect("it is kept until its lease is over");
+    // The store needs not be asked.
+    handle.by_chance(|_| Trouble::LoseRequest);
+    renew(&at, &client, id, &taken["token"], 30_000)
+        .await
+        .is_problem(410, "lost");
+    assert_eq!(at.drain(Duration::from_secs(5)).await, 0);
 }
 
 /// Two clients of one replica. Their holds depend on the same session, which one of them keeps alive; that of the other, which

@@ -20,5 +20,6 @@ mod operation;
 mod redis;
 mod rights;
 mod simple;
+mod spans;
 mod status;
 mod waiting;

@@ -7,7 +7,7 @@ use fencelock_core::layers::{Fault, Meter, Trouble};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use crate::client::{Client, one, replica};
+use crate::client::{Client, look, one, replica};
 
 #[tokio::test]
 async fn many_holds_are_renewed_with_one_call_and_answered_in_order() {
@@ -97,4 +97,46 @@ async fn what_cannot_be_renewed_together_is_refused() {
         .ask(&at, "POST", "/v1/renewals", &json!({"claims": []}))
         .await;
     assert_eq!(none.is(200), json!({"claims": []}));
+}
+
+#[tokio::test]
+async fn only_a_renewal_that_says_so_shortens() {
+    let (at, client) = (one().await, Client::new());
+    let (id, other) = (client.claim(), client.claim());
+    let token = client.take(&at, id, "a").await;
+    let second = client.take(&at, other, "b").await;
+    let one = |ttl: u64, shorten: Option<bool>| {
+        let mut body = json!({"name": "a", "token": token, "ttl_ms": ttl});
+        if let Some(shorten) = shorten {
+            body["shorten"] = json!(shorten);
+        }
+        body
+    };
+    let left = async || look(&at, "a").await["holders"][0]["ttl_left_ms"].as_u64();
+    let path = format!("/v1/claims/{id}/renew");
+    for (ttl, shorten, least, most) in [
+        (60_000, None, 30_000, 60_000),
+        (2000, None, 30_000, 60_000),
+        (2000, Some(false), 30_000, 60_000),
+        (20_000, Some(true), 10_000, 20_000),
+    ] {
+        let body = one(ttl, shorten);
+        client.ask(&at, "POST", &path, &body).await.is(200);
+        let left = left().await.unwrap();
+        assert!(least < left && left <= most, "{body}: {left}");
+    }
+    // Of many, that one alone.
+    for (ttl, shorten, least, most) in [
+        (5000, None, 10_000, 20_000),
+        (5000, Some(true), 1000, 5000),
+        (60_000, Some(true), 30_000, 60_000),
+    ] {
+        let mut body = one(ttl, shorten);
+        body["claim"] = json!(id);
+        let beside = json!({"claim": other, "name": "b", "token": second});
+        let body = json!({"claims": [beside, body]});
+        client.ask(&at, "POST", "/v1/renewals", &body).await.is(200);
+        let left = left().await.unwrap();
+        assert!(least < left && left <= most, "{body}: {left}");
+    }
 }

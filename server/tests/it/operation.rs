@@ -189,3 +189,41 @@ fn a_replica_that_has_ended_answers_nothing() {
         assert_eq!(String::from_utf8_lossy(&left), "");
     });
 }
+
+#[tokio::test]
+async fn too_many_that_wait_are_refused_and_those_in_the_queue_wait_on() {
+    let mut config = Config::trusting();
+    config.limits.polls = 1;
+    let at = replica_with(Arc::new(Memory::new()), config).await;
+    let client = Client::new();
+    let holds = client.claim();
+    let token = client.take(&at, holds, "a").await;
+    client.renew(&at, holds, "a", token).await.is(200);
+    let (first, second) = (client.claim(), client.claim());
+    let refused = async {
+        while at.service().polls() == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let refused = client.poll(&at, second, "a", 60_000).await;
+        refused.is_problem(429, "quota");
+        assert_eq!(refused.header("retry-after"), Some("1"));
+        let simple = r#"{"name":"a","wait_ms":1000}"#;
+        let simple = ask(&at, "POST", "/v1/claims", simple).await;
+        simple.is_problem(429, "quota");
+        let look = ask(&at, "GET", "/v1/lock?name=a&seen=none&wait_ms=1000", "").await;
+        look.is_problem(429, "quota");
+        // Nobody else is refused.
+        client.renew(&at, holds, "a", token).await.is(200);
+        client.take(&at, client.claim(), "b").await;
+    };
+    let (polled, ()) = tokio::join!(client.poll(&at, first, "a", 60_000), refused);
+    polled.is(202);
+    client.poll(&at, first, "a", 0).await.is(202);
+    client.poll(&at, second, "a", 0).await.is(202);
+    // Both are in the queue by now.
+    let (first, second) = tokio::join!(
+        client.poll(&at, first, "a", 300),
+        client.poll(&at, second, "a", 300)
+    );
+    assert_eq!((first.status, second.status), (202, 202));
+}

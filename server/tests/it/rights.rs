@@ -454,9 +454,13 @@ async fn the_audit_log_names_who_did_what_and_no_secret() {
         .ask(&at, "POST", "/v1/claims", &json!({"name": "a"}))
         .await
         .is_problem(403, "forbidden");
+    other
+        .ask(&at, "GET", "/v1/store/findings", &Value::Null)
+        .await
+        .is_problem(403, "forbidden");
     let evict = json!({"name": "a", "token": taken["token"], "how": "release"});
     boss.ask(&at, "POST", "/v1/evict", &evict).await.is(200);
-    let lines = lines(&file, 4).await;
+    let lines = lines(&file, 5).await;
     let all: Vec<(&str, &str)> = lines
         .iter()
         .map(|line| {
@@ -471,6 +475,7 @@ async fn the_audit_log_names_who_did_what_and_no_secret() {
         [
             ("grant", "boss"),
             ("refused", "other"),
+            ("refused", "other"),
             ("evict", "boss"),
             ("evict", "boss")
         ]
@@ -480,7 +485,7 @@ async fn the_audit_log_names_who_did_what_and_no_secret() {
         (&taken["claim"], &taken["token"])
     );
     assert_eq!(
-        (&lines[2]["outcome"], &lines[3]["outcome"]),
+        (&lines[3]["outcome"], &lines[4]["outcome"]),
         (&Value::Null, &json!("done"))
     );
     let address: std::net::SocketAddr = lines[0]["peer"].as_str().unwrap().parse().unwrap();
@@ -517,4 +522,48 @@ async fn nobody_is_evicted_if_that_cannot_be_written() {
         .await
         .is(200);
     assert_eq!(lock["token"], taken["token"]);
+}
+
+#[tokio::test]
+async fn a_wait_ends_with_the_right() {
+    let all = [("", Right::ALL)];
+    let [gone, less, stays] = ["gone", "less", "stays"].map(|name| user(name, &all));
+    let at = serve(&[&gone, &less, &stays], |_| {}).await;
+    let take = |wait_ms: u64| json!({"name": "a", "ttl_ms": 60_000, "wait_ms": wait_ms});
+    let held = stays.ask(&at, "POST", "/v1/claims", &take(0)).await.is(201);
+    let waits = async |user: &User| user.ask(&at, "POST", "/v1/claims", &take(20_000)).await;
+    let client = Client::new();
+    let path = format!("/v1/claims/{}", client.claim());
+    let polls = async {
+        let poll = json!({"name": "a", "queue": true, "wait_ms": 60_000});
+        loop {
+            let answer = gone.put_at(&at, &client, &path, &poll).await;
+            if answer.status != 202 {
+                return answer;
+            }
+        }
+    };
+    let reload = async {
+        while at.service().polls() < 4 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let mut looks = less.principal.clone();
+        looks.rights[0].rights = vec![Right::Look];
+        let principals = [looks, stays.principal.clone()];
+        at.service().reload(&principals, &[]).unwrap();
+        // Who keeps the right has the lock next.
+        let path = format!("/v1/claims/{}/release", held["claim"].as_str().unwrap());
+        let headers = [
+            ("Authorization", stays.header.as_str()),
+            ("Fencelock-Key", held["key"].as_str().unwrap()),
+        ];
+        let release = request("POST", &path, &headers, r#"{"name":"a"}"#);
+        raw(at.address(), &release).await.is(200);
+    };
+    let (of_gone, of_less, of_stays, polled, ()) =
+        tokio::join!(waits(&gone), waits(&less), waits(&stays), polls, reload);
+    of_gone.is_problem(401, "unauthorized");
+    of_less.is_problem(403, "forbidden");
+    polled.is_problem(401, "unauthorized");
+    of_stays.is(201);
 }

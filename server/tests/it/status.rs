@@ -379,7 +379,9 @@ async fn the_store_says_what_it_promises() {
     assert_eq!(store["replica"], at.service().id());
     assert_eq!(
         store["features"],
-        json!(["simple", "renewals", "batch", "place", "events", "without"])
+        json!([
+            "simple", "renewals", "batch", "place", "shorten", "events", "without"
+        ])
     );
     let findings = ask(&at, "GET", "/v1/store/findings", "").await.is(200);
     assert_eq!(findings, json!({"findings": []}));
@@ -458,4 +460,31 @@ async fn a_lease_beyond_the_configured_limit_names_it() {
     let detail = refused.get("detail").to_string();
     assert!(detail.contains("max_ttl of its configuration"), "{detail}");
     assert!(!detail.contains("store"), "{detail}");
+}
+
+/// Who names no lease gets one that the service offers, and the same with each renewal.
+#[tokio::test]
+async fn a_lease_that_is_not_named_is_no_longer_than_the_longest() {
+    let mut config = fencelock_server::Config::default();
+    config.limits.max_ttl = std::time::Duration::from_secs(10);
+    let at = crate::client::replica_with(Arc::new(Memory::new()), config).await;
+    let simple = ask(&at, "POST", "/v1/claims", r#"{"name":"a"}"#).await;
+    assert_eq!(simple.is(201)["ttl_ms"], 10_000);
+    let delayed = r#"{"name":"b","lock_delay_ms":4000}"#;
+    let delayed = ask(&at, "POST", "/v1/claims", delayed).await;
+    assert_eq!(delayed.is(201)["ttl_ms"], 6000);
+    let client = Client::new();
+    let id = client.claim();
+    let token = client.take(&at, id, "c").await;
+    let renewed = client.renew(&at, id, "c", token).await;
+    assert_eq!(renewed.is(200)["full_ttl"], true);
+    assert!(renewed.number("lease_ms_since_sent") > 8000);
+    let one = json!({"claim": id, "name": "c", "token": token});
+    let many = json!({ "claims": [one] });
+    let many = client.ask(&at, "POST", "/v1/renewals", &many).await.is(200);
+    assert_eq!(many["claims"][0]["full_ttl"], true);
+    client.release(&at, id, "c").await.is(200);
+    // One that was named is not changed.
+    let named = ask(&at, "POST", "/v1/claims", r#"{"name":"d","ttl_ms":30000}"#);
+    named.await.is_problem(422, "unsupported");
 }

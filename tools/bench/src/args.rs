@@ -15,6 +15,8 @@ pub enum Case {
     Within,
     /// Many locks held at once.
     Holds,
+    /// How one client scales; only when it is named.
+    Scale,
 }
 
 /// What to measure, and how.
@@ -74,6 +76,45 @@ pub struct Args {
     /// The ttl of these holds, which last longer than that
     #[arg(long, default_value = "30s", value_parser = duration, value_name = "DUR")]
     pub ttl: Duration,
+
+    /// Locks that one client holds at once, in the measurement of its scale; 0 for none
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "10000,100000",
+        value_name = "N"
+    )]
+    pub scale_holds: Vec<usize>,
+
+    /// Tasks of one client that wait for one name; 0 for none
+    #[arg(long, value_delimiter = ',', default_value = "10000", value_name = "N")]
+    pub scale_waiters: Vec<usize>,
+
+    /// Tasks of one client that wait for many names; 0 for none
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "100000",
+        value_name = "N"
+    )]
+    pub scale_spread: Vec<usize>,
+
+    /// How many names these are
+    #[arg(long, default_value_t = 10_000, value_name = "N")]
+    pub scale_names: usize,
+
+    /// Names that one client takes and releases in turn, 64 at a time; 0 for none
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "100000",
+        value_name = "N"
+    )]
+    pub scale_turns: Vec<usize>,
+
+    /// For how long the client is watched while it only holds and waits
+    #[arg(long, default_value = "20s", value_parser = duration, value_name = "DUR")]
+    pub scale_idle: Duration,
 
     /// How often each measurement is repeated
     #[arg(long, default_value_t = 5, value_name = "N")]

@@ -129,4 +129,23 @@ impl Bench<'_> {
             format!("nothing counts for {period:?}"),
         ))
     }
+    /// How many commands the server has run so far, if it counts them.
+    pub(crate) async fn commands_so_far(&self) -> Result<Option<u64>> {
+        #[cfg(feature = "redis")]
+        if engine(self.url)? == "redis" {
+            let bare = crate::bare::redis::BareRedis::open(self.url).await?;
+            return bare.commands_so_far().await.map(Some);
+        }
+        #[cfg(feature = "mysql")]
+        if engine(self.url)? == "mysql" {
+            let bare = crate::bare::mysql::BareMySql::open(self.url).await?;
+            return bare.commands_so_far().await.map(Some);
+        }
+        #[cfg(feature = "postgres")]
+        if engine(self.url)? == "postgres" {
+            let bare = crate::bare::postgres::BarePostgres::open(self.url).await?;
+            return bare.commands_so_far().await.map(Some);
+        }
+        Ok(None)
+    }
 }

@@ -1,15 +1,13 @@
 //! Many locks held at once: the client's cost of their renewals.
 
-use std::time::Duration;
-
 use fencelock::{Client, Clock, Guard, Release, Result};
-use rustix::time::{ClockId, clock_gettime};
 use serde_json::json;
 use tokio::task::JoinSet;
 
 use crate::bare::failed;
 use crate::bench::Bench;
 use crate::contender::engine;
+use crate::processes::{cpu_time, resident};
 use crate::report::Section;
 use crate::stats::{or_dash, rate, time};
 
@@ -23,11 +21,11 @@ pub(crate) async fn measure(bench: &Bench<'_>) -> Result<Section> {
     // The buffers and tables of the first locks do not count as the cost of a hold.
     let warm = take(bench, &client, count.min(1000), "warm").await?;
     release(warm).await?;
-    let before = resident()?;
+    let before = resident();
     let begun = Clock::Boot.now();
     let guards = take(bench, &client, count, "holds").await?;
     let taking = Clock::Boot.now().since(begun);
-    let bytes = resident()?
+    let bytes = resident()
         .zip(before)
         .map(|(after, before)| after.saturating_sub(before));
     let per_hold = bytes.map(|bytes| bytes as f64 / count.max(1) as f64);
@@ -108,24 +106,4 @@ async fn release(guards: Vec<Guard>) -> Result<usize> {
             not_ours += usize::from(!matches!(released, Release::Released));
         }
     }
-}
-
-/// The CPU time of this process.
-fn cpu_time() -> Duration {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
-    // Never negative.
-    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
-    let nanos = u64::try_from(time.tv_nsec).unwrap_or(0);
-    Duration::from_secs(seconds) + Duration::from_nanos(nanos)
-}
-
-/// The resident memory of this process in bytes, if the system reports it.
-fn resident() -> Result<Option<u64>> {
-    let Ok(status) = std::fs::read_to_string("/proc/self/status") else {
-        return Ok(None);
-    };
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-    let kib = kib.ok_or_else(|| failed("/proc/self/status", "it has no VmRSS"))?;
-    Ok(Some(kib * 1024))
 }

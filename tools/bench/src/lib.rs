@@ -14,7 +14,9 @@ mod hot;
 #[cfg(feature = "peers")]
 mod node_redlock;
 mod pairs;
+mod processes;
 mod report;
+mod scale;
 mod stats;
 mod within;
 mod worker;
@@ -89,6 +91,7 @@ pub async fn run(
             Case::Drain => hot::measure_drain(&bench).await?,
             Case::Within => within::measure(&bench).await?,
             Case::Holds => holds::measure(&bench).await?,
+            Case::Scale => scale::measure(&bench).await?,
         };
         show(&section);
         sections.push(section);

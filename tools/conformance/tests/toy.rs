@@ -143,7 +143,12 @@ impl Engine for Toy {
             let Some(row) = row.filter(same) else {
                 return Renewal::Lost;
             };
-            row.expiry = now + held.claim.ttl + row.claim.lock_delay;
+            let expiry = now + held.claim.ttl + row.claim.lock_delay;
+            row.expiry = match held.shorten {
+                true => expiry,
+                // The call may come late.
+                false => expiry.max(row.expiry),
+            };
             Renewal::kept(now, held.claim.ttl, row.asked)
         };
         held.iter().map(&mut renew).collect()

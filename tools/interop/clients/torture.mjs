@@ -91,7 +91,7 @@ class Task {
     const number = this.upTo(999);
     if (number < job.overstay) return "overstay";
     if (number < 80) return "try";
-    if (number < 130) return "drop-wish";
+    if (number < 130) return "drop-request";
     if (number < 200) return "drop-guard";
     return "wait";
   }
@@ -134,7 +134,7 @@ class Task {
         });
       return "dropped";
     }
-    if (how === "drop-wish") {
+    if (how === "drop-request") {
       const cancel = new AbortController();
       setTimeout(() => cancel.abort(), this.upTo(20));
       options.signal = cancel.signal;

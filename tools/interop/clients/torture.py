@@ -78,7 +78,7 @@ class Task:
         if number < 80:
             return "try"
         if number < 130:
-            return "drop-wish"
+            return "drop-request"
         if number < 200:
             return "drop-guard"
         return "wait"
@@ -130,7 +130,7 @@ class Task:
             except fencelock.LockLost:
                 pass  # it was told of the loss, too
             return "dropped"
-        if how == "drop-wish":
+        if how == "drop-request":
             lock = await asyncio.wait_for(request, self.random.uniform(0, 0.02))
         else:
             lock = await request

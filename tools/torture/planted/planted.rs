@@ -54,7 +54,7 @@ const BUGS: &[Bug] = &[
         run: "--start http-redis --faults none --ttl 4s --hold 3s --overstay 0 --names 2 --workers 3 --tasks 2 --time 9s",
         breaks: &["exclusion", "loss-first", "kept", "queue"],
     },
-    // The other three show only when requests come once more at the right moments.
+    // The other four show only when requests come once more at the right moments.
     Bug {
         name: "gateway-confirms",
         run: REVIVE,
@@ -67,6 +67,11 @@ const BUGS: &[Bug] = &[
     },
     Bug {
         name: "place-shortens",
+        run: REVIVE,
+        breaks: &["late"],
+    },
+    Bug {
+        name: "renewal-shortens",
         run: REVIVE,
         breaks: &["late"],
     },

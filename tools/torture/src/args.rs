@@ -78,8 +78,8 @@ pub struct Args {
     #[arg(long, value_name = "DUR", default_value = "3ms")]
     hold: String,
 
-    /// Another program that is a worker, with its arguments after spaces: this program and those that are given here take
-    /// turns. It speaks as docs/torture.md says. May be given again
+    /// Another program to run as a worker, with its arguments after spaces. Its processes alternate with torture's own;
+    /// docs/torture.md has its protocol. May be repeated
     #[arg(long, value_name = "PROGRAM")]
     with: Vec<String>,
 

@@ -3,7 +3,8 @@
 //!
 //! - The request that takes a lock comes again after the release. The lock may be held then for a claim window, and no
 //!   longer, since nobody knows of that grant. Renewals of the grant before must not prolong it.
-//! - The request that took a lock comes again while its claim holds. The lease must not become shorter.
+//! - The request that took a lock comes again while its claim holds. The lease must not become shorter. Nor must it by a renewal
+//!   for a shorter time that does not say that it shortens.
 
 use std::collections::HashSet;
 use std::io::{Error, Read, Write};
@@ -109,6 +110,21 @@ impl Request {
             path,
             body: body.clone(),
         })
+    }
+
+    /// A renewal of this claim alone, for a quarter of the time.
+    fn shorter(&self, claim: &str) -> Option<Vec<u8>> {
+        let mut of = self.body.get("claims")?.as_array()?.iter();
+        let mut one = of.find(|of| of["claim"] == claim)?.clone();
+        one["ttl_ms"] = (one["ttl_ms"].as_u64()? / 4).into();
+        let content = serde_json::json!({ "claims": [one] }).to_string();
+        let text = String::from_utf8_lossy(&self.bytes);
+        let (head, _) = text.split_once("\r\n\r\n")?;
+        let is_length = |line: &&str| line.to_ascii_lowercase().starts_with("content-length:");
+        let lines = head.split("\r\n").filter(|line| !is_length(line));
+        let head = lines.collect::<Vec<_>>().join("\r\n");
+        let length = content.len();
+        Some(format!("{head}\r\nContent-Length: {length}\r\n\r\n{content}").into())
     }
 
     /// The claim that it takes, or polls for.
@@ -220,14 +236,28 @@ impl Again {
     }
 
     fn while_it_holds(&self, port: u16, found: &Found) -> std::io::Result<()> {
-        let Some((_, token)) = self.renewal else {
+        let Some((renewal, token)) = &self.renewal else {
             return Ok(());
         };
+        self.shortens_nothing(port, *token, &self.take.bytes, found)?;
+        match renewal.shorter(&self.claim) {
+            Some(shorter) => self.shortens_nothing(port, *token, &shorter, found),
+            None => Ok(()),
+        }
+    }
+
+    fn shortens_nothing(
+        &self,
+        port: u16,
+        token: u64,
+        request: &[u8],
+        found: &Found,
+    ) -> std::io::Result<()> {
         let begin = Instant::now();
         let Some(before) = self.left(port, token)? else {
             return Ok(());
         };
-        ask(port, &self.take.bytes)?;
+        ask(port, request)?;
         let Some(after) = self.left(port, token)? else {
             return Ok(());
         };
@@ -314,6 +344,21 @@ mod tests {
         let expected = expected.map(|(id, released, renewed)| (id.to_owned(), released, renewed));
         assert_eq!(found_claims, expected);
         assert_eq!(found[0].take.body["wait_ms"], 500, "the poll");
+    }
+
+    #[test]
+    fn a_renewal_of_one_claim_comes_for_a_quarter_of_the_time() {
+        let content = r#"{"claims":[{"claim":"a1","token":7,"ttl_ms":80},{"claim":"b2","token":8,"ttl_ms":9}]}"#;
+        let head = "POST /v1/renewals HTTP/1.1\r\nhost: h";
+        let length = content.len();
+        let request = format!("{head}\r\ncontent-length: {length}\r\n\r\n{content}");
+        let request = Request::read(request.into()).unwrap();
+        let shorter = String::from_utf8(request.shorter("a1").unwrap()).unwrap();
+        let expected = r#"{"claims":[{"claim":"a1","token":7,"ttl_ms":20}]}"#;
+        let length = expected.len();
+        let expected = format!("{head}\r\nContent-Length: {length}\r\n\r\n{expected}");
+        assert_eq!(shorter, expected);
+        assert!(request.shorter("c3").is_none());
     }
 
     #[test]

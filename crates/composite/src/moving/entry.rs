@@ -104,7 +104,7 @@ impl Entry {
             true => held.token,
             false => grant.tokens.first,
         };
-        HeldClaim::new(held.claim.clone(), token)
+        HeldClaim::new(held.claim.clone(), token).shorten(held.shorten)
     }
 }
 

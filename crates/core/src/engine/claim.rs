@@ -1,5 +1,6 @@
 //! The words of the contract: a claim, its grant, its place in the queue, and how it ends.
 
+use std::borrow::Cow;
 use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +9,7 @@ use super::promises::{Floor, LeaseKind, Promises};
 use super::setters::setters;
 use crate::types::{BootInstant, ClaimId, Error, LockName, Mode, Result, Token, Tokens};
 
-/// No claim has a higher [`floor`](Claim#structfield.floor): tokens are below 2^53, and those above the floor must have room.
+/// No claim has a higher [`floor`](Claim#structfield.floor): tokens are below [`Token::END`], and those above the floor must have room.
 pub const MAX_FLOOR: Token = Token(1 << 52);
 
 /// One request for one lock, which waits or holds. Cheap to clone.
@@ -183,7 +184,7 @@ pub struct Place {
     pub recheck: BootInstant,
     /// Why the store grants nothing to anybody at this time, if that is so. A request that gives up then says so, and not that
     /// somebody holds the lock.
-    pub stalled: Option<&'static str>,
+    pub stalled: Option<Cow<'static, str>>,
 }
 
 impl Place {
@@ -199,8 +200,8 @@ impl Place {
 
     /// The same, while nothing is granted to anybody, and why.
     #[must_use]
-    pub const fn stalled(mut self, why: &'static str) -> Self {
-        self.stalled = Some(why);
+    pub fn stalled(mut self, why: impl Into<Cow<'static, str>>) -> Self {
+        self.stalled = Some(why.into());
         self
     }
 
@@ -232,14 +233,22 @@ pub struct HeldClaim {
     pub claim: Claim,
     /// The present token.
     pub token: Token,
+    /// Whether its renewal sets the lease, also if that then ends sooner. Otherwise a renewal never shortens.
+    pub shorten: bool,
 }
 
 impl HeldClaim {
-    /// A claim with its present token.
+    /// A claim with its present token, whose renewal does not shorten.
     #[must_use]
     pub const fn new(claim: Claim, token: Token) -> Self {
-        Self { claim, token }
+        Self {
+            claim,
+            token,
+            shorten: false,
+        }
     }
+
+    setters! { shorten: bool }
 }
 
 /// The outcome of one renewal.

@@ -42,8 +42,9 @@ use crate::types::{ClaimId, Clock, Error, LockName, Result, Token};
 ///   [`events`](Engine::events) and [`Inspect::watch`], which wait for something to happen.
 /// * Every call about a claim is idempotent by the claim's id.
 /// * A request may take effect late, after others of the same claim, where another process goes on with the claim
-///   ([`Promises::portable`]). So `place` never shortens a lease, a renewal is for one grant alone, and an engine that
-///   gives back a grant which the store pushed names that grant's token: it must not end a later one.
+///   ([`Promises::portable`]). So `place` never shortens a lease, a renewal does so only if it says so, a renewal is for one
+///   grant alone, and an engine that gives back a grant which the store pushed names that grant's token: it must not end a
+///   later one.
 ///
 /// # The core's promise
 /// * No call in flight is dropped, except [`wait`](Engine::wait), [`Inspect::look`], [`Inspect::watch`] and
@@ -94,8 +95,13 @@ pub trait Engine: Debug + Display + Send + Sync + 'static {
     /// the order of `held`. Also records each token in the store.
     ///
     /// Each renewal is for one grant alone: if [`HeldClaim::token`] is not among the tokens that the store has for the claim,
-    /// the answer is [`Renewal::Lost`], and nothing changes. The lease then is the claim's ttl from now, also if that is
-    /// shorter than what was left.
+    /// the answer is [`Renewal::Lost`], and nothing changes.
+    ///
+    /// The lease then ends at the later of two times: when it would have ended, and the claim's ttl from now. So a renewal that
+    /// arrives once more, after a longer one, takes nothing away. With [`HeldClaim::shorten`] the lease is the claim's ttl from
+    /// now in any case (where a session keeps it, the store may keep it for longer). If a request of this engine may arrive
+    /// more than once, such a renewal may do so after later ones: from then on the engine reports no longer lease of this grant
+    /// than that one asked for.
     async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal>;
 
     /// Releases, leaves the queue, or undoes a call of unknown outcome. While an earlier call of this claim that had no
@@ -103,10 +109,9 @@ pub trait Engine: Debug + Display + Send + Sync + 'static {
     /// withdraws again.
     async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn>;
 
-    /// This process no longer speaks for a waiting claim, which may go on in another process
-    /// ([`Promises::portable`]): forgets it here and asks nothing of the store. A grant that the store pushes to this process
-    /// later is as one to a process that has ended. No call for the claim may be in flight here but a dropped
-    /// [`wait`](Engine::wait).
+    /// This process no longer speaks for a waiting claim, which may go on in another process ([`Promises::portable`]):
+    /// forgets it here and asks nothing of the store. If the store later pushes a grant to this process, nobody takes it,
+    /// as if the process had ended. No call for the claim may be in flight here but a dropped [`wait`](Engine::wait).
     fn forget(&self, claim: &ClaimId) {
         let _ = claim;
     }
@@ -124,9 +129,9 @@ pub trait Engine: Debug + Display + Send + Sync + 'static {
         0
     }
 
-    /// Returns the store's record, after `change` if there is one. The change takes effect only if the version still is
-    /// [`RecordChange::from`]. The caller compares the text, not the version: if it repeats a change after a lost reply, it
-    /// finds its own text. Linearizable, and as durable as grants are. The record is no lock: no listing shows it.
+    /// Makes the change, if there is one, and returns the store's record. The change takes effect only if the version still
+    /// is [`RecordChange::from`]. The caller compares the text, not the version: if it repeats a change after a lost reply,
+    /// it finds its own text. Linearizable, and as durable as grants are. The record is no lock: no listing shows it.
     ///
     /// There is one record for each `scope`: the prefix before all names (`""`: none).
     ///
@@ -191,9 +196,9 @@ pub trait Inspect: Send + Sync {
     /// may have been handed on since.
     async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool>;
 
-    /// The hold of an owner in another process, and what a process that joins it may believe; `None` if this owner does
-    /// not hold. As good as [`look`](Inspect::look) where the store counts down what is left; an engine whose store does
-    /// not asks the holder itself. May be dropped.
+    /// The hold of an owner in another process, and what a process that joins it may believe; `None` if this owner does not
+    /// hold. By default it reads [`look`](Inspect::look), which is enough where the store counts down what is left. Where
+    /// it does not, the engine asks the holder itself. May be dropped.
     async fn attest(&self, name: &LockName, owner: &str) -> Result<Option<(HolderView, Grant)>> {
         let asked = Clock::Boot.now();
         Ok(self.look(name).await?.attest(owner, asked))

@@ -5,6 +5,7 @@ use crate::types::Result;
 
 /// The paths in `tls-ca`, `tls-cert` and `tls-key`.
 #[derive(Debug, Default)]
+#[non_exhaustive]
 pub struct TlsFiles {
     /// The authority to trust.
     pub ca: Option<String>,
@@ -16,6 +17,7 @@ pub struct TlsFiles {
 
 /// What is in them.
 #[derive(Default)]
+#[non_exhaustive]
 pub struct TlsTexts {
     /// The authority to trust.
     pub ca: Option<Vec<u8>>,

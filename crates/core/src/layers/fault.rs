@@ -65,7 +65,7 @@ impl FaultHandle {
         script.chance = None;
     }
 
-    /// Lets `requests` of those through that [`Trouble::Hold`] keeps, or will keep.
+    /// Lets this many requests through that [`Trouble::Hold`] keeps or will keep.
     pub fn open(&self, requests: usize) {
         self.gate.add_permits(requests);
     }

@@ -98,8 +98,8 @@ impl Layer for Prefix {
 
     async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
         let renamed = |held: &HeldClaim| {
-            let (claim, token) = (self.claim(&held.claim)?, held.token);
-            Ok(HeldClaim::new(claim, token))
+            let claim = self.claim(&held.claim)?;
+            Ok(HeldClaim::new(claim, held.token).shorten(held.shorten))
         };
         match held.iter().map(renamed).collect::<Result<Vec<_>>>() {
             Ok(held) => self.engine.renew(&held).await,

@@ -130,7 +130,7 @@ async fn at_store(
     claim.ttl = ttl;
     let share = hold(state, claim.clone(), terms.clone(), &grant, begun, front);
     // Boxed, so that the future of the common case stays small.
-    if short && let Err(error) = Box::pin(renew_now(state, &share.hold, ttl)).await {
+    if short && let Err(error) = Box::pin(renew_now(state, &share.hold, None)).await {
         tracing::debug!(name = %share.hold.claim.name, %error, "the lease is shorter than was asked");
     }
     if state.is_closed() {

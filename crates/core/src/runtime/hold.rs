@@ -32,7 +32,7 @@ pub(crate) struct Hold {
     /// The caller of the request has a guard.
     delivered: AtomicBool,
     valid_until: AtomicU64,
-    /// The shortest lease, in nanoseconds, that was asked for without an answer.
+    /// The shortest lease, in nanoseconds, that a shortening renewal without an answer asked for.
     doubted: AtomicU64,
     /// Until when the store may keep it after all that it was asked, as far as that can be known.
     kept_until: AtomicU64,
@@ -178,15 +178,15 @@ impl Hold {
         #[cfg(fencelock_planted)]
         let counted_from = self::counted_from(counted_from, self.clock);
         let valid = valid_until(counted_from, lease).min(self.ends);
-        // Not a maximum: `refresh` may shorten a lease.
-        self.valid_until.store(valid.as_nanos(), SeqCst);
+        // What a shortening renewal took away ended when it was sent.
+        self.valid_until.fetch_max(valid.as_nanos(), SeqCst);
         self.unhealthy.store(false, SeqCst);
         self.news.notify_waiters();
         true
     }
 
-    /// A renewal for `lease` is about to be sent. From then on the store may keep the lock for no longer than that, whether or
-    /// not an answer comes. True if that is less than was believed.
+    /// A request is about to be sent that may leave it no more than `lease`. From then on the store may keep the lock for no
+    /// longer than that, whether or not an answer comes. True if that is less than was believed.
     pub(crate) fn curtail(&self, lease: Duration) -> bool {
         let most = valid_until(self.clock.now(), lease).as_nanos();
         let less = most < self.valid_until.fetch_min(most, SeqCst);
@@ -207,14 +207,14 @@ impl Hold {
         BootInstant::from_nanos(self.kept_until.load(SeqCst))
     }
 
-    /// A renewal for `lease` had no answer. It may still arrive at any time, and cut short a lease that is longer.
+    /// A renewal that shortens to `lease` had no answer. It may still arrive at any time, and cut short a longer lease.
     pub(crate) fn doubt(&self, lease: Duration) {
         let nanos = u64::try_from(lease.as_nanos()).unwrap_or(u64::MAX);
         self.doubted.fetch_min(nanos, SeqCst);
     }
 
-    /// How much of the lease of a renewal is sure. A renewal in doubt that arrives later sets its own length from then on; one
-    /// that arrived before no longer matters.
+    /// How much of the lease of a renewal is sure. A shortening one in doubt that arrives later sets its own length from then
+    /// on; one that arrived before no longer matters.
     pub(crate) fn sure_of(&self, lease: Duration) -> Duration {
         lease.min(Duration::from_nanos(self.doubted.load(SeqCst)))
     }
@@ -329,9 +329,20 @@ impl Hold {
         Cow::Owned(claim)
     }
 
-    /// The claim as the next renewal asks for it, with its present token.
+    /// The claim as the next renewal asks for it, with its present token: for no less than is believed already, since a lock
+    /// service of an earlier version shortens without being told to.
     pub(crate) fn held_claim(&self) -> HeldClaim {
-        HeldClaim::new(self.claim_now().into_owned(), self.token())
+        let mut claim = self.claim_now().into_owned();
+        claim.ttl = claim.ttl.max(self.remaining());
+        HeldClaim::new(claim, self.token())
+    }
+
+    /// The claim as a renewal for this ttl asks for it, which shortens the lease if the store may keep it for longer.
+    pub(crate) fn held_claim_for(&self, ttl: Duration) -> HeldClaim {
+        let mut claim = self.claim_now().into_owned();
+        claim.ttl = ttl.max(self.at_least_left());
+        let shorten = self.clock.now() + claim.ttl < self.kept_until();
+        HeldClaim::new(claim, self.token()).shorten(shorten)
     }
 
     /// Marks that a sequencer is made; true if the store must be told the token first.

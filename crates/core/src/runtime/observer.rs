@@ -1,8 +1,8 @@
 //! What a program may observe: an observer of its own, metrics (with the feature `metrics`) and spans. Logs go through
 //! `tracing`, too.
 //!
-//! The fields of spans and the labels of metrics have few values only. So they have the class that the program gives a lock,
-//! not its name.
+//! The fields of spans and the labels of metrics must have few values. So they have the class that the program gives a
+//! lock, and not its name.
 
 use std::borrow::Cow;
 use std::fmt::{self, Debug};

@@ -125,7 +125,7 @@ impl<'a> Placing<'a> {
             }
             Ok(Standing::Waiting(place)) => {
                 self.placed = true;
-                match place.stalled {
+                match &place.stalled {
                     None => self.caller.hear_answer(),
                     Some(why) => self.caller.hear_stall(why),
                 }

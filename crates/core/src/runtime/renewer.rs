@@ -105,9 +105,6 @@ pub(crate) fn end(state: &Arc<State>, hold: &Arc<Hold>) {
 async fn renew_batch(state: &Arc<State>, batch: Renewing) {
     let holds = &batch.holds;
     let held: Vec<_> = holds.iter().map(|hold| hold.held_claim()).collect();
-    for (hold, held) in holds.iter().zip(&held) {
-        state.schedule.curtail(hold, held.claim.ttl);
-    }
     let span = state.observed.renew_span();
     let renewals = state.engine.renew(&held).instrument(span.clone()).await;
     let (mut kept, mut lost, mut unknown) = (0, 0, 0);
@@ -148,15 +145,23 @@ fn worst(lost: usize, unknown: usize) -> &'static str {
     }
 }
 
-/// Renews one hold now, for `ttl` from now on. Must not be dropped before its end.
-pub(crate) async fn renew_now(state: &State, hold: &Arc<Hold>, ttl: Duration) -> Result<()> {
+/// Renews one hold now, for `ttl` from now on, or as the renewals of the schedule do. Must not be dropped before its end.
+pub(crate) async fn renew_now(
+    state: &State,
+    hold: &Arc<Hold>,
+    ttl: Option<Duration>,
+) -> Result<()> {
     // In turn with the other renewals, so that answers come in the order of the requests.
     let Some(renewing) = state.schedule.reserve(hold).await else {
         return Err(hold.lost_error());
     };
-    let mut held = hold.held_claim();
-    held.claim.ttl = ttl.max(hold.at_least_left());
-    state.schedule.curtail(hold, held.claim.ttl);
+    let held = match ttl {
+        Some(ttl) => hold.held_claim_for(ttl),
+        None => hold.held_claim(),
+    };
+    if held.shorten {
+        state.schedule.curtail(hold, held.claim.ttl);
+    }
     let span = state.observed.renew_span();
     let renewal = state.engine.renew(std::slice::from_ref(&held));
     let renewal = renewal.instrument(span.clone()).await.pop();

@@ -214,7 +214,9 @@ impl Schedule {
             Renewal::Lost => (now, Some(LossReason::StoreForgot)),
             Renewal::Ended(kind) => (now, Some(end_of(*kind))),
             Renewal::Unknown(error) => {
-                hold.doubt(held.claim.ttl);
+                if held.shorten {
+                    hold.doubt(held.claim.ttl);
+                }
                 if hold.renews {
                     tracing::warn!(name = %hold.claim.name, %error, "a renewal failed; trying again");
                     (now + pause(hold), None)
@@ -231,7 +233,7 @@ impl Schedule {
         lost
     }
 
-    /// A renewal for `lease` is about to be sent: what is believed beyond that ends with it.
+    /// A request is about to be sent that may leave the hold no more than `lease`: what is believed beyond that ends with it.
     pub(crate) fn curtail(&self, hold: &Hold, lease: Duration) {
         if !hold.curtail(lease) {
             return;

@@ -99,6 +99,7 @@ async fn keep(state: &Arc<State>, hold: &Hold) -> Result<bool> {
     // The store adds the lock-delay, which is not for a release.
     let lease = owes.saturating_sub(held.claim.lock_delay);
     held.claim.ttl = lease.max(state.promises().min_ttl);
+    held.shorten = true;
     hold.note_asked(held.claim.ttl);
     let renewal = state.engine.renew(std::slice::from_ref(&held)).await.pop();
     if matches!(renewal, Some(Renewal::Lost | Renewal::Ended(_))) {

@@ -229,6 +229,20 @@ impl Error {
     }
 
     /// The variant as one word, for metrics and logs.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # fn main() -> Result<()> {
+    /// let (store, name) = ("redis://db", LockName::new("report")?);
+    /// assert_eq!(Error::config(store, "it has no host").as_str(), "config");
+    /// assert_eq!(Error::unsupported(store, "a permit", "it has none").as_str(), "unsupported");
+    /// assert_eq!(Error::unsettled(store, "withdrawing a claim").as_str(), "unavailable");
+    /// assert_eq!(Error::refused(store, "taking lock report", "NOPERM").as_str(), "refused");
+    /// assert_eq!(Error::not_a_lock(store, &name, "it is a list").as_str(), "not_a_lock");
+    /// assert_eq!(Error::internal(store, "a task panicked").as_str(), "internal");
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub const fn as_str(&self) -> &'static str {
         match self {

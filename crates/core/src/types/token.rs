@@ -13,7 +13,7 @@ use super::name::LockName;
 
 /// A fencing token: strictly increases over all grants of one name, whatever happens to holders and servers.
 ///
-/// Below 2^53, so that it survives JSON and Lua.
+/// Below [`Token::END`], so that it survives JSON and Lua.
 ///
 /// ```
 /// # use fencelock_core::*;
@@ -25,6 +25,14 @@ use super::name::LockName;
 pub struct Token(pub u64);
 
 impl Token {
+    /// 2^53: all tokens are below it, since JSON and Lua represent no larger whole number exactly.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// assert_eq!(Token::END, Token(9_007_199_254_740_992));
+    /// ```
+    pub const END: Self = Self(1 << 53);
+
     /// The token as a number.
     #[must_use]
     pub const fn get(self) -> u64 {
@@ -284,7 +292,7 @@ impl FromStr for Sequencer {
         };
         let digits = !token.is_empty() && token.bytes().all(|b| b.is_ascii_digit());
         let token = token.parse().ok().filter(|_| digits);
-        let token = token.filter(|token| *token < 1 << 53);
+        let token = token.filter(|token| *token < Token::END.0);
         let token = token.ok_or_else(|| bad("its token must be a number below 2^53"))?;
         let hex = |digits: &str| digits.bytes().take(2).filter(u8::is_ascii_hexdigit).count() == 2;
         if !name.split('%').skip(1).all(hex) {

@@ -277,6 +277,37 @@ async fn a_shorter_renewal_without_an_answer_ends_what_was_believed_beyond_it() 
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_renewal_of_the_schedule_shortens_nothing() {
+    let world = World::new();
+    let (client, faults) = world.faulty();
+    let guard = client.lock("x").ttl(ms(300)).await.unwrap();
+    guard.refresh(ms(3000)).await.unwrap();
+    let ends = guard.valid_until();
+    // A third into the longer lease: without an answer, and then with one.
+    faults.next([Trouble::LoseReply]);
+    tokio::time::sleep(ms(2000)).await;
+    assert!(guard.valid_until() >= ends, "{:?}", guard.remaining());
+    assert!(guard.ttl().await.unwrap().unwrap() >= guard.remaining());
+    // Then it is renewed for its own ttl.
+    tokio::time::sleep(ms(3000)).await;
+    assert!(guard.is_valid() && guard.remaining() <= ms(300));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refresh_without_an_answer_that_shortens_nothing_casts_no_doubt() {
+    let world = World::new();
+    let (client, faults) = world.faulty();
+    let guard = client.lock("x").ttl(ms(300)).renew(false).await.unwrap();
+    faults.next([Trouble::ArriveAfterError(ms(100))]);
+    guard.refresh(ms(1000)).await.unwrap_err();
+    guard.refresh(ms(5000)).await.unwrap();
+    assert!(guard.remaining() > ms(4000), "{:?}", guard.remaining());
+    tokio::time::sleep(ms(200)).await;
+    let left = guard.ttl().await.unwrap().unwrap();
+    assert!(left >= guard.remaining() && left > ms(4000), "{left:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_shorter_renewal_that_hangs_ends_what_was_believed_beyond_it() {
     let world = World::new();
     let other = world.client();

@@ -1,4 +1,4 @@
-//! The line inside a process: order, tokens, the share of others, and those who go away while they stand in it.
+//! The queue inside a process: order, tokens, the share of others, and waiters that go away.
 
 use fencelock_core::{Client, Error};
 use tokio::sync::mpsc;
@@ -6,7 +6,7 @@ use tokio::sync::mpsc;
 use crate::{World, ms, settle};
 
 /// Starts waiters that each note their number and token, and then release.
-fn line_up(
+fn queue_up(
     client: &Client,
     numbers: std::ops::Range<usize>,
 ) -> mpsc::UnboundedReceiver<(usize, u64)> {
@@ -28,7 +28,7 @@ async fn a_thousand_tasks_go_in_order_with_rising_tokens_and_few_calls() {
     let world = World::new();
     let (client, meter) = world.metered();
     let first = client.lock("x").await.unwrap();
-    let mut notes = line_up(&client, 0..1000);
+    let mut notes = queue_up(&client, 0..1000);
     settle().await;
     // All but one wait here, not at the store.
     assert_eq!(client.look("x").await.unwrap().waiters.len(), 1);
@@ -52,9 +52,9 @@ async fn another_process_has_its_turn_after_a_batch() {
     let world = World::new();
     let (a, b) = (world.client(), world.client());
     let first = a.lock("x").await.unwrap();
-    let mut ours = line_up(&a, 0..100);
+    let mut ours = queue_up(&a, 0..100);
     settle().await;
-    let mut theirs = line_up(&b, 0..1);
+    let mut theirs = queue_up(&b, 0..1);
     settle().await;
     first.release().await.unwrap();
     let (_, token) = theirs.recv().await.unwrap();

@@ -84,6 +84,7 @@ fn the_documentation_shows_code_of_the_examples() {
         .collect();
     let root = package().join("../..");
     let mut pages = files_in(&root.join("docs"), "md");
+    pages.extend(files_in(&root.join("docs/stores"), "md"));
     pages.push(root.join("README.md"));
     let mut blocks = 0;
     for page in pages {

@@ -8,6 +8,7 @@ mod bound;
 mod connections;
 mod events;
 mod lines;
+mod renewals;
 mod replicas;
 mod stores;
 

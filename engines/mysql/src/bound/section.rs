@@ -5,8 +5,6 @@ use fencelock_sql::lease::MOST_TOKENS;
 
 /// Numbers this far from the origin are not of its section.
 pub(super) const FAR: u64 = 1 << 44;
-/// No token is this high.
-const END: u64 = 1 << 53;
 
 /// Number `origin` is id `base`, and so on; numbers below `upto` are reserved.
 #[derive(Clone, Copy, Debug, Default)]
@@ -31,8 +29,8 @@ impl Section {
     pub(super) fn token(&self, number: u64) -> Option<Token> {
         let ahead = number.checked_sub(self.origin)?;
         let id = self.base.checked_add(ahead)?;
-        let token = id.checked_mul(u64::from(MOST_TOKENS))?;
-        (ahead > 0 && ahead < FAR && token < END).then_some(Token(token))
+        let token = Token(id.checked_mul(u64::from(MOST_TOKENS))?);
+        (ahead > 0 && ahead < FAR && token < Token::END).then_some(token)
     }
 }
 
@@ -53,10 +51,10 @@ mod tests {
             assert_eq!(section.token(foreign), None, "{foreign}");
         }
         let last = Section {
-            base: END / 16 - 10,
+            base: Token::END.get() / 16 - 10,
             ..section
         };
-        assert!(last.token(1009).is_some_and(|token| token.get() < END));
+        assert!(last.token(1009).is_some_and(|token| token < Token::END));
         assert_eq!(last.token(1010), None);
     }
 }

@@ -87,10 +87,17 @@ fn renew_in(request: &mut Request, table: &str, held: &[&HeldClaim]) {
     let mut alike: BTreeMap<String, Vec<u64>> = BTreeMap::new();
     for held in held {
         let claim = &held.claim;
+        let expiry = format!(
+            "@fencelock_now + {}",
+            micros(claim.ttl.saturating_add(claim.lock_delay))
+        );
+        let expiry = match held.shorten {
+            true => expiry,
+            false => format!("GREATEST(expiry, {expiry})"),
+        };
         let lease = format!(
-            "expiry = @fencelock_now + {}, lock_delay = {}",
-            micros(claim.ttl.saturating_add(claim.lock_delay)),
-            micros(claim.lock_delay),
+            "expiry = {expiry}, lock_delay = {}",
+            micros(claim.lock_delay)
         );
         let current = offset(held.token);
         if current == 0 {

@@ -183,7 +183,10 @@ impl Dialect for Leases {
             .collect();
         let owners: Vec<&str> = claims().map(|claim| &*claim.owner).collect();
         let labels: Vec<Option<&str>> = claims().map(|claim| claim.label.as_deref()).collect();
-        let values: Values<'_> = &[&names, &ids, &leases, &delays, &tokens, &owners, &labels];
+        let shorten: Vec<bool> = held.iter().map(|held| held.shorten).collect();
+        let values: Values<'_> = &[
+            &names, &ids, &leases, &delays, &tokens, &owners, &labels, &shorten,
+        ];
         let rows = self.query(session, "renew holds", RENEW, values).await?;
         let kept = |claim: &Claim| {
             let row = rows

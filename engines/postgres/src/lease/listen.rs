@@ -1,9 +1,9 @@
-//! Receives what other clients say. Usually the connection that listens waits for notifications. But each NOTIFY wakes every
-//! connection that listens in the database: with many of them, and while a claim of this client waits, it is an *ear*. It sleeps in
-//! the server, in `fencelock_hear`, and whoever grants it something ends its sleep.
+//! Receives what other clients say. Usually the connection that listens waits for notifications. But each NOTIFY wakes
+//! every connection that listens in the database: with many of them, and while a claim of this client waits, it is an
+//! *ear*. It sleeps in the server, in `fencelock_hear`, and the client that grants it a lock ends its sleep.
 //!
-//! The name of the channel names the connection, and the lock of the server's own that it holds while it is an ear. So whoever
-//! releases sees at once, and surely, what it is: it notifies, or it cancels after its commit.
+//! The name of the channel names the connection, and the lock of the server's own that it holds while it is an ear. So the
+//! client that releases sees for certain whether it is an ear: it cancels an ear after its commit, and notifies any other.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;

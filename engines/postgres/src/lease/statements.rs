@@ -36,10 +36,11 @@ pub(super) const KEEP_PLACE: &str = "\
     UPDATE fencelock_waiters SET expiry = fencelock_now() + $4, bell = $5 \
     WHERE name = $1 AND ticket = $2 AND claim = $3 AND expiry > fencelock_now() RETURNING 1";
 pub(super) const RENEW: &str = "\
-    UPDATE fencelock_holders AS h SET expiry = fencelock_now() + v.lease, lock_delay = v.delay, token = v.token, \
+    UPDATE fencelock_holders AS h SET lock_delay = v.delay, token = v.token, \
+    expiry = CASE WHEN v.shorten THEN fencelock_now() + v.lease ELSE greatest(h.expiry, fencelock_now() + v.lease) END, \
     state = CASE h.state WHEN 'given' THEN 'held' ELSE h.state END, owner = v.owner, label = v.label \
-    FROM unnest($1::text[], $2::bytea[], $3::bigint[], $4::bigint[], $5::bigint[], $6::text[], $7::text[]) \
-    AS v (name, claim, lease, delay, token, owner, label) \
+    FROM unnest($1::text[], $2::bytea[], $3::bigint[], $4::bigint[], $5::bigint[], $6::text[], $7::text[], \
+        $8::bool[]) AS v (name, claim, lease, delay, token, owner, label, shorten) \
     WHERE h.name = v.name AND h.claim = v.claim AND h.state <> 'abandoned' AND h.expiry > fencelock_now() \
     AND v.token >= h.first AND v.token < h.first + h.count RETURNING h.claim, h.state = 'asked'";
 pub(super) const PROLONG: &str = "\

@@ -33,6 +33,16 @@ impl Options {
     }
 
     /// The servers of a program's own clients, each with its credentials and its TLS.
+    ///
+    /// ```no_run
+    /// # use fencelock_redis::redlock::Options;
+    /// # fn example() -> redis::RedisResult<()> {
+    /// let hosts = ["redis://a.internal", "redis://b.internal", "redis://c.internal"];
+    /// let own = hosts.map(redis::Client::open).into_iter().collect::<Result<_, _>>()?;
+    /// let options = Options::from_clients(own);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn from_clients(nodes: Vec<redis::Client>) -> Self {
         let url = url_of(&nodes, "redlock");
@@ -64,6 +74,11 @@ impl Options {
 
     /// Whether the first node is asked alone, before the others, after a split vote. By default not. In a URL:
     /// `first-node-gate`.
+    ///
+    /// ```
+    /// # use fencelock_redis::redlock::Options;
+    /// let options = Options::new(["a", "b", "c"]).first_node_gate(true);
+    /// ```
     #[must_use]
     pub fn first_node_gate(mut self, gate: bool) -> Self {
         self.url

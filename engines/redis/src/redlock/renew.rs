@@ -10,22 +10,10 @@ use super::batcher::Replies;
 use super::round::{Round, Tally};
 use super::state::State;
 use super::withdrawal::prefix;
-use crate::stored::px;
+use crate::stored::push_lease;
 
 /// How many holds one script call renews. It blocks a node for about a millisecond.
 const BATCH: usize = 500;
-
-/// The length of the lease after a renewal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Lease {
-    AsAsked,
-    /// A longer lease is kept.
-    NoShorter,
-}
-
-pub(crate) async fn renew(state: &State, held: &[HeldClaim]) -> Vec<Renewal> {
-    renew_all(state, held, Lease::AsAsked).await
-}
 
 /// If a claim that is placed again already holds: prolongs its lease. `None` if it does not hold.
 pub(crate) async fn renew_held(state: &State, claim: &Claim) -> Result<Option<Grant>> {
@@ -33,7 +21,7 @@ pub(crate) async fn renew_held(state: &State, claim: &Claim) -> Result<Option<Gr
         return Ok(None);
     };
     let held = HeldClaim::new(claim.clone(), token);
-    match renew_all(state, &[held], Lease::NoShorter).await.pop() {
+    match renew(state, &[held]).await.pop() {
         Some(Renewal::Kept {
             counted_from,
             lease,
@@ -45,12 +33,12 @@ pub(crate) async fn renew_held(state: &State, claim: &Claim) -> Result<Option<Gr
 }
 
 /// Renews holds, and forgets the tokens of those that are lost.
-async fn renew_all(state: &State, held: &[HeldClaim], lease: Lease) -> Vec<Renewal> {
+pub(crate) async fn renew(state: &State, held: &[HeldClaim]) -> Vec<Renewal> {
     let current = held.iter().filter(|held| !state.tokens.differs(held));
     let current: Vec<HeldClaim> = current.cloned().collect();
     let mut renewed = Vec::with_capacity(current.len());
     for some in current.chunks(BATCH) {
-        renewed.extend(renew_batch(state, some, lease).await);
+        renewed.extend(renew_batch(state, some).await);
     }
     for (held, renewal) in current.iter().zip(&renewed) {
         if matches!(renewal, Renewal::Lost) {
@@ -72,8 +60,8 @@ async fn renew_all(state: &State, held: &[HeldClaim], lease: Lease) -> Vec<Renew
     renewals.collect()
 }
 
-async fn renew_batch(state: &State, held: &[HeldClaim], lease: Lease) -> Vec<Renewal> {
-    let command = command(state, held, lease);
+async fn renew_batch(state: &State, held: &[HeldClaim]) -> Vec<Renewal> {
+    let command = command(state, held);
     let members = state.members();
     let counted_from = Clock::Boot.now();
     let round = Round::new(Renewals {
@@ -108,19 +96,17 @@ async fn renew_batch(state: &State, held: &[HeldClaim], lease: Lease) -> Vec<Ren
     .collect()
 }
 
-fn command(state: &State, held: &[HeldClaim], lease: Lease) -> Cmd {
+fn command(state: &State, held: &[HeldClaim]) -> Cmd {
     let mut command = Cmd::with_capacity(3 + 4 * held.len(), 160 * held.len());
     command.arg("EVALSHA").arg(&state.scripts.renew.sha);
     command.arg(held.len());
     for held in held {
         command.arg(held.claim.name.as_str());
     }
-    for HeldClaim { claim, token, .. } in held {
-        command.arg(&prefix(claim, None)[..]).arg(token.get());
-        match lease {
-            Lease::AsAsked => command.arg(px(claim)),
-            Lease::NoShorter => command.arg(format!(">{}", px(claim))),
-        };
+    for held in held {
+        command.arg(&prefix(&held.claim, None)[..]);
+        command.arg(held.token.get());
+        push_lease(&mut command, held);
     }
     command
 }

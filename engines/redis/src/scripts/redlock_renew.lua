@@ -1,7 +1,7 @@
 -- redlock_renew: prolong many holds, and write their tokens. Never creates a key, and never changes a token that a renewal
 -- has written.
 -- KEYS n locks
--- ARGV 3 for each: 'fl1:' claim ':'  token  px, or '>' and px if the lease must not get shorter
+-- ARGV 3 for each: 'fl1:' claim ':'  token  px, or '=' and px if the lease may get shorter
 -- Returns for each: 0 lost, or held with another token, 1 kept, 2 kept and asked to release, 3 not done (out of memory).
 local now
 local answers = {}
@@ -14,9 +14,10 @@ for i, name in ipairs(KEYS) do
     local attempt, stored, before, since, asked, rest =
       string.match(value, '^(%d+):1:(%d+):(%d+):(%d+):(%d):(.*)$', #mark + 1)
     local left = redis.call('PTTL', name)
-    local least = string.match(px, '^>(%d+)$')
-    if least then
-      px = math.max(tonumber(least), left)
+    local exact = string.match(px, '^=(%d+)$')
+    px = tonumber(exact or px)
+    if not exact then
+      px = math.max(px, left)
     end
     local done
     if stored ~= token and since ~= '0' then

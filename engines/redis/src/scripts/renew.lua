@@ -1,6 +1,7 @@
 -- renew: prolong many exclusive holds, and write their tokens.
 -- KEYS n locks
--- ARGV 4 for each: 'fl1:' and the claim  token  px  rest, or empty to keep what is stored
+-- ARGV 4 for each: 'fl1:' and the claim  token  px, or '=' and px if the lease may get shorter
+--      rest, or empty to keep what is stored
 -- Returns for each: 0 lost, 1 kept, 2 kept and asked to release, 3 not done (out of memory).
 local time
 local function now()
@@ -23,6 +24,13 @@ local function renew(name, mark, token, px, rest)
     -- The token of an earlier grant.
     return 0
   end
+  -- This call may be late: it takes nothing from a longer lease. It writes that again, so that replicas have it.
+  local left = redis.call('PTTL', name)
+  local exact = string.match(px, '^=(%d+)$')
+  px = tonumber(exact or px)
+  if not exact and left > px then
+    px = left
+  end
   local answer = asked == '1' and 2 or 1
   if lowest > 0 and number < tonumber(stored) or stored == token and since ~= '0' then
     -- The token is written already, or a later one is: then this call is late.
@@ -30,7 +38,7 @@ local function renew(name, mark, token, px, rest)
     return answer
   end
   if since == '0' then
-    since = string.format('%.0f', now() - (before - redis.call('PTTL', name)))
+    since = string.format('%.0f', now() - (before - left))
   end
   if first == '0' then
     first = token

@@ -23,5 +23,6 @@ mod restore;
 mod sentinel;
 mod shared;
 mod support;
+mod together;
 mod tokens;
 mod uptime;

@@ -181,7 +181,10 @@ impl<D: Dialect> State<D> {
         mut hold: Box<Hold<D>>,
     ) -> Result<Standing> {
         let renewed = match (hold.mode == claim.mode, hold.mode) {
-            (true, _) => self.keep_alive(&mut hold, claim).await,
+            (true, _) => {
+                let claim = hold.no_shorter(claim);
+                self.keep_alive(&mut hold, &claim).await
+            }
             (false, Mode::Exclusive) => self.downgrade(&mut hold, claim).await,
             (false, held) => Err(Error::unsupported(
                 &*self.dialect,

@@ -1,4 +1,5 @@
 use std::sync::Arc;
+use std::time::Duration;
 
 use fencelock_core::engine::Claim;
 use fencelock_core::support::Mutex;
@@ -37,6 +38,8 @@ pub(super) struct Hold<D: Dialect> {
     pub(super) mode: Mode,
     pub(super) tokens: Tokens,
     since: BootInstant,
+    /// So long the server keeps the connection if it stays silent.
+    until: BootInstant,
     /// Whether there may be a record of the claim.
     pub(super) listed: bool,
     /// The last record of it.
@@ -45,15 +48,28 @@ pub(super) struct Hold<D: Dialect> {
 
 impl<D: Dialect> Hold<D> {
     pub(super) fn new(conn: PooledSession<D>, claim: &Claim, tokens: Tokens) -> Box<Self> {
+        let now = Clock::Boot.now();
         Box::new(Self {
             conn,
             claim: claim.clone(),
             mode: claim.mode,
             tokens,
-            since: Clock::Boot.now(),
+            since: now,
+            until: now + claim.ttl,
             listed: false,
             recorded: None,
         })
+    }
+
+    /// The claim with a ttl that leaves it no less than the connection has: its lease does not become shorter.
+    pub(super) fn no_shorter(&self, claim: &Claim) -> Claim {
+        let left = self.until.since(Clock::Boot.now());
+        claim.clone().ttl(claim.ttl.max(left))
+    }
+
+    /// The connection gave a sign of life at this time, with this idle timeout.
+    pub(super) fn lives(&mut self, at: BootInstant, idle: Duration) {
+        self.until = at + idle;
     }
 
     /// The record of this hold. `claim` is newer than the hold's own if the lock was handed over inside the process.

@@ -36,8 +36,7 @@ impl<D: Dialect> State<D> {
     }
 
     async fn renew_one(&self, held: &HeldClaim) -> Renewed {
-        let claim = &held.claim;
-        let Some(entry) = self.entry(claim.id) else {
+        let Some(entry) = self.entry(held.claim.id) else {
             return (Renewal::Lost, None);
         };
         let mut entry = entry.lock().await;
@@ -47,6 +46,10 @@ impl<D: Dialect> State<D> {
         if hold.conn.signal.is_closed() {
             return (Renewal::Ended(LeaseKind::Connection), None);
         }
+        let claim = &match held.shorten {
+            true => held.claim.clone(),
+            false => hold.no_shorter(&held.claim),
+        };
         match self.keep_alive(hold, claim).await {
             Ok(counted_from) => {
                 let kept = Renewal::kept(counted_from, claim.ttl, false);
@@ -71,6 +74,7 @@ impl<D: Dialect> State<D> {
         let action = format!("renew lock {}", claim.name);
         let kept = self.dialect.keep_alive(&mut hold.conn.session, claim.ttl);
         self.within(&action, kept).await?;
+        hold.lives(asked_at, claim.ttl);
         Ok(asked_at)
     }
 

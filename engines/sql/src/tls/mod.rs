@@ -50,11 +50,10 @@ impl Tls {
     pub fn take(url: &mut StoreUrl, usual: Usual, hosts: &[Host]) -> Result<Self> {
         let [mode, ca, cert, key] = usual;
         let asked = take_mode(url, mode)?;
-        let files = TlsFiles {
-            ca: take_one(url, "tls-ca", ca)?,
-            cert: take_one(url, "tls-cert", cert)?,
-            key: take_one(url, "tls-key", key)?,
-        };
+        let mut files = TlsFiles::default();
+        files.ca = take_one(url, "tls-ca", ca)?;
+        files.cert = take_one(url, "tls-cert", cert)?;
+        files.key = take_one(url, "tls-key", key)?;
         let asked = with_files(url, asked, &files)?;
         if asked.is_some_and(|mode| mode != Mode::Off) && hosts.iter().any(is_socket) {
             return Err(url.refuse(

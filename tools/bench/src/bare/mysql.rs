@@ -111,6 +111,16 @@ impl BareMySql {
         Ok(times)
     }
 
+    /// How many statements the server has run since its start, also those within procedures.
+    pub(crate) async fn commands_so_far(&self) -> Result<u64> {
+        let mut conn = self.connect().await?;
+        let ask = "SHOW GLOBAL STATUS LIKE 'Queries'";
+        let row: Option<(String, String)> = conn.query_first(ask).await.map_err(refuse)?;
+        conn.disconnect().await.map_err(refuse)?;
+        let count = row.and_then(|(_, count)| count.parse().ok());
+        count.ok_or_else(|| failed("SHOW GLOBAL STATUS", "it has no Queries"))
+    }
+
     /// Removes the table.
     pub(crate) async fn remove(&self) -> Result<()> {
         let mut conn = self.connect().await?;

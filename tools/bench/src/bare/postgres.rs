@@ -99,6 +99,17 @@ impl BarePostgres {
         Ok(times)
     }
 
+    /// How many transactions have ended in the database. The server counts those of the last second late.
+    pub(crate) async fn commands_so_far(&self) -> Result<u64> {
+        let client = self.connect().await?;
+        let ask = "SELECT (xact_commit + xact_rollback)::text FROM pg_stat_database WHERE datname = current_database()";
+        let row = client.query_one(ask, &[]).await.map_err(refuse)?;
+        let count: String = row.try_get(0).map_err(refuse)?;
+        count
+            .parse()
+            .map_err(|error| failed("pg_stat_database", error))
+    }
+
     /// Removes the table.
     pub(crate) async fn remove(&self) -> Result<()> {
         let client = self.connect().await?;

@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use fencelock::engine::{Claim, Grant, HeldClaim, Leave, Place, Renewal, Standing, Withdrawn};
-use fencelock::{ClaimId, Engine, LockName, Mode, Promises, Token, Wake};
+use fencelock::{ClaimId, Engine, LeaseKind, LockName, Mode, Promises, Token, Wake};
 use fencelock_testbed::Flow;
 use tokio::time::{Instant, sleep};
 
@@ -20,6 +20,7 @@ pub(super) static CASES: &[Case] = &[
     // A claim of Redlock belongs to one client, but its own requests may be late, too.
     case!(a_late_place_does_not_shorten)
         .promised(|promises| promises.portable || promises.engine == "redlock"),
+    case!(a_late_renewal_does_not_shorten),
     case!(a_renewal_with_an_old_token_is_lost).promised(|promises| promises.portable),
     case!(a_late_give_back_spares_the_next_grant)
         .server()
@@ -114,16 +115,28 @@ async fn taken(engine: &dyn Engine, claim: &Claim) -> Grant {
     }
 }
 
-async fn renew(engine: &dyn Engine, claim: &Claim, ttl: Duration, token: Token) -> Renewal {
-    let claim = claim.clone().ttl(ttl);
-    let held = [HeldClaim::new(claim, token)];
+async fn renewed(engine: &dyn Engine, held: HeldClaim) -> Renewal {
+    let held = [held];
     let mut renewals = soon("an answer to a renewal", engine.renew(&held)).await;
     renewals.pop().unwrap()
+}
+
+async fn renew(engine: &dyn Engine, claim: &Claim, ttl: Duration, token: Token) -> Renewal {
+    let claim = claim.clone().ttl(ttl);
+    renewed(engine, HeldClaim::new(claim, token)).await
 }
 
 async fn is_kept(engine: &dyn Engine, claim: &Claim, ttl: Duration, token: Token) {
     let renewal = renew(engine, claim, ttl, token).await;
     assert!(matches!(renewal, Renewal::Kept { .. }), "{renewal:?}");
+}
+
+async fn is_shortened(engine: &dyn Engine, claim: &Claim, ttl: Duration, token: Token) {
+    let held = HeldClaim::new(claim.clone().ttl(ttl), token).shorten(true);
+    let renewal = renewed(engine, held).await;
+    assert!(matches!(renewal, Renewal::Kept { .. }), "{renewal:?}");
+    let (_, left) = kept(engine, &claim.name, claim.id).await.unwrap();
+    assert!(left <= ttl, "{:?}: not shortened, but {left:?}", claim.mode);
 }
 
 async fn is_lost(engine: &dyn Engine, claim: &Claim, ttl: Duration, token: Token) {
@@ -264,9 +277,7 @@ async fn a_late_place_does_not_shorten(ctx: Ctx) {
         assert_eq!(stored, token, "{mode:?}");
         assert!(left > LONG / 2, "{mode:?}: cut to {left:?}");
         // A renewal may shorten, and a later place may prolong.
-        is_kept(&*one, &claim, SHORT, token).await;
-        let (_, left) = kept(&*one, &claim.name, claim.id).await.unwrap();
-        assert!(left <= LONG / 2, "{mode:?}: not shortened, but {left:?}");
+        is_shortened(&*one, &claim, SHORT, token).await;
         let longer = claim.clone().ttl(LONG);
         assert_eq!(held(&*late, &longer).await.tokens, grant.tokens, "{mode:?}");
         let (_, left) = kept(&*one, &claim.name, claim.id).await.unwrap();
@@ -278,6 +289,48 @@ async fn a_late_place_does_not_shorten(ctx: Ctx) {
         );
         release(&*one, &claim).await;
     }
+    ctx.await_nothing_left().await;
+}
+
+/// A renewal arrives after one for a longer time, as a copy of an earlier one may. Only one that says so shortens.
+async fn a_late_renewal_does_not_shorten(ctx: Ctx) {
+    let one = ctx.engine().await;
+    if ctx.promises().lease != LeaseKind::Lease {
+        return a_late_renewal_ends_nothing(ctx, &*one).await;
+    }
+    for mode in modes(ctx.promises()) {
+        let claim = claim(&ctx, &ctx.name(), mode, true);
+        let token = held(&*one, &claim).await.tokens.first;
+        // The first of them also writes the token.
+        for ttl in [LONG, SHORT, SHORT] {
+            is_kept(&*one, &claim, ttl, token).await;
+            let (stored, left) = kept(&*one, &claim.name, claim.id).await.unwrap();
+            assert_eq!(stored, token, "{mode:?}");
+            assert!(left > LONG / 2, "{mode:?}: cut to {left:?} by {ttl:?}");
+        }
+        is_shortened(&*one, &claim, SHORT, token).await;
+        is_kept(&*one, &claim, LONG, token).await;
+        let (_, left) = kept(&*one, &claim.name, claim.id).await.unwrap();
+        assert!(left > LONG / 2, "{mode:?}: not prolonged, but {left:?}");
+        release(&*one, &claim).await;
+    }
+    ctx.await_nothing_left().await;
+}
+
+/// The same where the lease is that of a session or a connection, whose end shows.
+async fn a_late_renewal_ends_nothing(ctx: Ctx, one: &dyn Engine) {
+    let claim = claim(&ctx, &ctx.name(), Mode::Exclusive, true);
+    let token = held(one, &claim).await.tokens.first;
+    let short = ctx.ttl(200);
+    for ttl in [LONG, short] {
+        is_kept(one, &claim, ttl, token).await;
+    }
+    sleep(short + Duration::from_secs(1)).await;
+    let view = soon("a look", one.inspect().look(&claim.name)).await;
+    let holder = view.unwrap().holders.pop();
+    assert_eq!(holder.and_then(|holder| holder.claim), Some(claim.id));
+    is_kept(one, &claim, LONG, token).await;
+    release(one, &claim).await;
     ctx.await_nothing_left().await;
 }
 

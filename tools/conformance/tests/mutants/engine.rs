@@ -158,13 +158,14 @@ impl WrongEngine {
     }
 
     /// Renews by the id of the claim, for any token.
-    async fn renew_by_id(&self, claim: &Claim) -> Result<Vec<Renewal>> {
+    async fn renew_by_id(&self, claim: &Claim, shorten: bool) -> Result<Vec<Renewal>> {
         let view = self.memory.inspect().look(&claim.name).await?;
         let mut holders = view.holders.into_iter();
         let mine = holders.find(|holder| holder.claim == Some(claim.id));
         let token = mine.and_then(|holder| holder.token).unwrap_or(Token(0));
         let claim = claim.clone();
-        Ok(self.memory.renew(&[HeldClaim::new(claim, token)]).await)
+        let held = HeldClaim::new(claim, token).shorten(shorten);
+        Ok(self.memory.renew(&[held]).await)
     }
 
     fn waiting(&self, recheck: Duration) -> Standing {
@@ -251,7 +252,7 @@ impl Layer for WrongEngine {
         }
         Ok(match self.memory.place(claim).await? {
             Standing::Held(grant) if self.is(Mutant::ShortensByPlacing) => {
-                self.renew_by_id(claim).await?;
+                self.renew_by_id(claim, true).await?;
                 Standing::Held(grant)
             }
             Standing::Held(grant) => Standing::Held(self.reported(grant)),
@@ -276,7 +277,14 @@ impl Layer for WrongEngine {
     async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
         let held: Vec<HeldClaim> = held
             .iter()
-            .map(|held| HeldClaim::new(self.sent(&held.claim), held.token))
+            .map(|held| {
+                let shorten = match self.mutant {
+                    Mutant::ShortensByRenewing => true,
+                    Mutant::NeverShortens => false,
+                    _ => held.shorten,
+                };
+                HeldClaim::new(self.sent(&held.claim), held.token).shorten(shorten)
+            })
             .collect();
         if self.is(Mutant::IgnoresRefreshes) {
             let kept = |held: &HeldClaim| Renewal::kept(Clock::Boot.now(), held.claim.ttl, false);
@@ -285,7 +293,8 @@ impl Layer for WrongEngine {
         if self.is(Mutant::RenewsByIdAlone) {
             let mut renewals = Vec::new();
             for held in &held {
-                renewals.extend(self.renew_by_id(&held.claim).await.unwrap());
+                let renewed = self.renew_by_id(&held.claim, held.shorten).await;
+                renewals.extend(renewed.unwrap());
             }
             return renewals;
         }

@@ -36,6 +36,8 @@ pub(crate) enum Mutant {
     KnowsItsOwnClaimsOnly,
     ShortensByPlacing,
     RedrawsByPlacing,
+    ShortensByRenewing,
+    NeverShortens,
     RenewsByIdAlone,
     ChangesAnyRecord,
     IgnoresFloors,
@@ -144,6 +146,11 @@ pub(crate) const MUTANTS: &[(Mutant, &[&str])] = &[
         &["a_late_place_does_not_shorten"],
     ),
     (Mutant::RedrawsByPlacing, &["a_late_place_does_not_shorten"]),
+    (
+        Mutant::ShortensByRenewing,
+        &["a_late_renewal_does_not_shorten"],
+    ),
+    (Mutant::NeverShortens, &["a_refresh_may_shorten"]),
     (
         Mutant::RenewsByIdAlone,
         &["a_renewal_with_an_old_token_is_lost"],

@@ -1,5 +1,7 @@
 //! The search: the first state, the possible steps, and the properties.
 
+use std::collections::BTreeSet;
+
 use stateright::{Model, Property};
 
 use super::state::{Bound, CLIENTS, Client, GONE, Kind, Message, Mutant, Stage, Step, World};
@@ -68,7 +70,7 @@ impl Model for Bound {
             session: 0,
             table: Default::default(),
             lives: true,
-            messages: Vec::new(),
+            messages: BTreeSet::new(),
         }]
     }
 
@@ -95,13 +97,11 @@ impl Model for Bound {
         match step {
             Step::Tick => self.tick(&mut world),
             Step::Deliver(message) => {
-                let at = world.messages.binary_search(&message).ok()?;
-                world.messages.remove(at);
+                world.messages.remove(&message);
                 self.deliver(&mut world, message);
             }
             Step::Lose(message) => {
-                let at = world.messages.binary_search(&message).ok()?;
-                world.messages.remove(at);
+                world.messages.remove(&message);
             }
             Step::Place(claim) => self.request(&mut world, Kind::Place, claim),
             Step::Renew(claim) => self.request(&mut world, Kind::Renew, claim),

@@ -1,5 +1,7 @@
 //! What the model consists of: its size, its faults, the messages, the clients, the replica and the store.
 
+use std::collections::BTreeSet;
+
 /// How many clients there are, each with one claim.
 pub(super) const CLIENTS: usize = 2;
 
@@ -181,8 +183,8 @@ pub struct World {
     pub(super) table: [Entry; CLIENTS],
     /// Whether the replica lives.
     pub(super) lives: bool,
-    /// The messages in flight, sorted.
-    pub(super) messages: Vec<Message>,
+    /// The messages in flight.
+    pub(super) messages: BTreeSet<Message>,
 }
 
 /// A step.
@@ -236,9 +238,7 @@ impl World {
 
     /// Puts a message on its way.
     pub(super) fn send(&mut self, message: Message) {
-        if let Err(at) = self.messages.binary_search(&message) {
-            self.messages.insert(at, message);
-        }
+        self.messages.insert(message);
     }
 }
 

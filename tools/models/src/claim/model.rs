@@ -1,5 +1,7 @@
 //! The search: the first state, the possible steps, and the properties.
 
+use std::collections::BTreeSet;
+
 use stateright::{Model, Property};
 
 use super::state::{Claims, Client, IDLE, Message, Mutant, Stage, Step, Store, World, send};
@@ -80,7 +82,7 @@ impl Model for Claims {
             now: 0,
             clients,
             store,
-            messages: Vec::new(),
+            messages: BTreeSet::new(),
             highest: u8::from(self.crowded),
             inverted: false,
             kept_until: 0,
@@ -136,13 +138,11 @@ impl Model for Claims {
         match step {
             Step::Tick => self.tick(&mut world),
             Step::Deliver(message) => {
-                let at = world.messages.binary_search(&message).ok()?;
-                world.messages.remove(at);
+                world.messages.remove(&message);
                 self.deliver(&mut world, message);
             }
             Step::Lose(message) => {
-                let at = world.messages.binary_search(&message).ok()?;
-                world.messages.remove(at);
+                world.messages.remove(&message);
             }
             Step::Ask(claim) | Step::Renew(claim) => self.request(&mut world, claim),
             Step::Leave(claim) => {

@@ -1,5 +1,7 @@
 //! What the model consists of: its size, its faults, the messages, the clients and the store.
 
+use std::collections::BTreeSet;
+
 /// The size of the search, and the fault that is built in.
 #[derive(Clone, Debug)]
 pub struct Claims {
@@ -202,8 +204,8 @@ pub struct World {
     pub now: u8,
     pub(super) clients: Vec<Client>,
     pub(super) store: Store,
-    /// The messages in flight, sorted.
-    pub(super) messages: Vec<Message>,
+    /// The messages in flight.
+    pub(super) messages: BTreeSet<Message>,
     /// The highest token that a client has held with.
     pub(super) highest: u8,
     /// A client has held with a lower token after that.
@@ -267,7 +269,5 @@ pub(super) const IDLE: Client = Client {
 
 /// Puts a message on its way.
 pub(super) fn send(world: &mut World, message: Message) {
-    if let Err(at) = world.messages.binary_search(&message) {
-        world.messages.insert(at, message);
-    }
+    world.messages.insert(message);
 }

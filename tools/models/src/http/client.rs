@@ -122,18 +122,18 @@ impl Http {
             }
         }
         let is_over = |claim: u8, number: u8| clients[usize::from(claim)].pending != number;
-        messages.retain(
-            |message| !matches!(*message, Message::Answer { claim, number, .. } if is_over(claim, number)),
-        );
-        for message in messages.iter_mut() {
-            if let Message::Request { claim, number, .. } = message
-                && is_over(*claim, *number)
-            {
-                *number = 0;
+        let matters = |mut message| {
+            match &mut message {
+                Message::Answer { claim, number, .. } if is_over(*claim, *number) => return None,
+                Message::Request { claim, number, .. } if is_over(*claim, *number) => *number = 0,
+                _ => {}
             }
-        }
-        messages.sort_unstable();
-        messages.dedup();
+            Some(message)
+        };
+        *messages = std::mem::take(messages)
+            .into_iter()
+            .filter_map(matters)
+            .collect();
         for poll in polls {
             for (claim, poll) in (0..).zip(poll.iter_mut()) {
                 if let Some((number, counter)) = poll

@@ -1,5 +1,7 @@
 //! The search: the first state, the possible steps, and the properties.
 
+use std::collections::BTreeSet;
+
 use stateright::{Model, Property};
 
 use super::state::{
@@ -124,7 +126,7 @@ impl Model for Http {
             counter: 0,
             polls: [[None; CLIENTS]; REPLICAS],
             seen: [0; REPLICAS],
-            messages: Vec::new(),
+            messages: BTreeSet::new(),
             repeats: self.repeats,
             highest: (0, self.clients),
             inverted: false,
@@ -184,8 +186,7 @@ impl Model for Http {
         match step {
             Step::Tick => self.tick(&mut world),
             Step::Deliver(message) => {
-                let at = world.messages.binary_search(&message).ok()?;
-                world.messages.remove(at);
+                world.messages.remove(&message);
                 self.deliver(&mut world, message);
             }
             Step::Repeat(message) => {
@@ -193,8 +194,7 @@ impl Model for Http {
                 self.deliver(&mut world, message);
             }
             Step::Lose(message) => {
-                let at = world.messages.binary_search(&message).ok()?;
-                world.messages.remove(at);
+                world.messages.remove(&message);
             }
             Step::Send(kind, claim, replica) => self.request(&mut world, kind, claim, replica),
             Step::Leave(claim) => self.leave(world.client(claim)),

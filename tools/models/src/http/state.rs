@@ -1,5 +1,7 @@
 //! What the model consists of: its size, its faults, the messages, the clients and the store.
 
+use std::collections::BTreeSet;
+
 /// How many replicas there are.
 pub(super) const REPLICAS: usize = 2;
 
@@ -220,8 +222,8 @@ pub struct World {
     pub(super) polls: [[Poll; CLIENTS]; REPLICAS],
     /// For each replica the claims that have asked it. Kept only for the fault that needs it.
     pub(super) seen: [u8; REPLICAS],
-    /// The messages in flight, sorted.
-    pub(super) messages: Vec<Message>,
+    /// The messages in flight.
+    pub(super) messages: BTreeSet<Message>,
     /// How many requests may still arrive twice.
     pub(super) repeats: u8,
     /// The highest token that was believed, and by whom.
@@ -271,9 +273,7 @@ impl World {
 
     /// Puts a message on its way.
     pub(super) fn send(&mut self, message: Message) {
-        if let Err(at) = self.messages.binary_search(&message) {
-            self.messages.insert(at, message);
-        }
+        self.messages.insert(message);
     }
 }
 

@@ -297,7 +297,7 @@ impl TestStore for Move {
         match kind {
             FaultKind::Step | FaultKind::StepKilled | FaultKind::RecordLost => (
                 vec![Rule::Kept, Rule::Queue],
-                "a hold that is in one store alone is lost in the hush, and waiters may go to the end of the line",
+                "a hold that is in one store alone is lost in the hush, and waiters may go to the end of the queue",
             ),
             _ => (Vec::new(), ""),
         }

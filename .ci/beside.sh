@@ -1,0 +1,24 @@
+# To be sourced: commands that run beside the script, and what each of them printed.
+
+output=$(mktemp -d)
+declare -A running
+beside() { # NAME COMMAND...: the command, in a process group of its own, so that all of it can be ended.
+    set -m
+    "${@:2}" >"$output/$1" 2>&1 &
+    running[$1]=$!
+    set +m
+}
+await() { # NAME: until it has ended. Prints what it printed.
+    local status=0
+    wait "${running[$1]}" || status=$?
+    unset "running[$1]"
+    cat "$output/$1"
+    return "$status"
+}
+end_all() {
+    for group in "${running[@]}"; do
+        kill -- "-$group" 2>/dev/null || true
+    done
+    rm -rf "$output"
+}
+trap end_all EXIT

@@ -1,0 +1,438 @@
+//! Takes and releases without contention that come together: they go out in batches.
+//!
+//! One request after the other costs client and server more than a batch, and has them take turns: all callers run before
+//! the next request is written, and the server idles meanwhile. Here the answers of one batch are given, and what their
+//! callers ask for next is written, before the answers of the next batch are given. So both work at the same time.
+//!
+//! In a batch each take is a `SET` of its own, and one `INCRBY` after all of them draws a token for each. So a token is drawn
+//! after its lock was won and before its caller knows, as for a take that goes alone: whoever holds the lock next draws later.
+//! A script of all releases comes before the takes.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Waker};
+
+use fencelock_core::support::Mutex;
+use fencelock_core::{BootInstant, Clock, LockName};
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use redis::aio::MultiplexedConnection;
+use redis::{Cmd, ErrorKind, Pipeline, RedisError, Value};
+use tokio::sync::{Notify, oneshot};
+
+use crate::error::is_noscript;
+use crate::health::{Health, Silence};
+use crate::keys::COUNTER;
+use crate::reply::unexpected_all;
+use crate::scripts::Script;
+use crate::stored::MARK_LEN;
+
+/// So many requests go alone: a batch of few costs more than it saves.
+const ALONE: usize = 4;
+/// How many requests a batch has at most. With more, client and server would wait for each other longer.
+const MOST: usize = 24;
+/// How many batches may be under way at once.
+const BATCHES: usize = 32;
+
+/// What the server answered to a take.
+pub(crate) struct Taken {
+    pub(crate) set: Value,
+    /// The token, drawn after the key was set.
+    pub(crate) drawn: Value,
+    /// Nothing was sent before.
+    pub(crate) asked_at: BootInstant,
+}
+
+/// The takes and releases of one connection. When it is dropped, batches under way are still completed.
+#[derive(Debug)]
+pub(crate) struct Together {
+    queue: Arc<Queue>,
+    /// Of takes and releases, alone or in batches.
+    under_way: AtomicUsize,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    next: Mutex<Next>,
+    /// Notified when the queue is no longer empty, and when it is closed.
+    wake_up: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Next {
+    requests: VecDeque<Request>,
+    closed: bool,
+}
+
+/// What a caller wants, and where its answer goes.
+enum Request {
+    Take(Cmd, Caller<Taken>),
+    /// Answered with `None` if the script of all releases failed.
+    Release(Release, Caller<Option<Value>>),
+}
+
+type Caller<T> = oneshot::Sender<Result<T, RedisError>>;
+
+struct Release {
+    lock: LockName,
+    queue: String,
+    mark: [u8; MARK_LEN],
+}
+
+/// Counts a request as long as its caller waits for it.
+pub(crate) struct UnderWay<'a> {
+    count: &'a AtomicUsize,
+    /// Few others are under way.
+    pub(crate) goes_alone: bool,
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.count.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Together {
+    /// Needs a tokio runtime.
+    pub(crate) fn new(sending: Sending) -> Self {
+        let queue = Arc::<Queue>::default();
+        tokio::spawn(run(Arc::clone(&queue), sending));
+        let under_way = AtomicUsize::new(0);
+        Self { queue, under_way }
+    }
+
+    /// Another request begins.
+    pub(crate) fn begin(&self) -> UnderWay<'_> {
+        let before = self.under_way.fetch_add(1, Ordering::Relaxed);
+        UnderWay {
+            count: &self.under_way,
+            goes_alone: before < ALONE,
+        }
+    }
+
+    /// Takes a lock with this `SET`.
+    pub(crate) async fn take(&self, set: Cmd) -> Result<Taken, RedisError> {
+        self.ask(|answer| Request::Take(set, answer)).await
+    }
+
+    /// Releases a lock. `None`: this failed for all releases of the batch; another request for this one alone will tell.
+    pub(crate) async fn release(
+        &self,
+        lock: &LockName,
+        queue: &str,
+        mark: [u8; MARK_LEN],
+    ) -> Result<Option<Value>, RedisError> {
+        let release = Release {
+            lock: lock.clone(),
+            queue: queue.to_owned(),
+            mark,
+        };
+        self.ask(|answer| Request::Release(release, answer)).await
+    }
+
+    async fn ask<T>(&self, request: impl FnOnce(Caller<T>) -> Request) -> Result<T, RedisError> {
+        let (sender, receiver) = oneshot::channel();
+        self.queue.push(request(sender));
+        let mut asking = Asking {
+            queue: &self.queue,
+            receiver,
+            answered: false,
+        };
+        let answer = (&mut asking.receiver).await;
+        asking.answered = true;
+        answer.unwrap_or_else(|_| Err(gone()))
+    }
+}
+
+impl Drop for Together {
+    fn drop(&mut self) {
+        self.queue.next.lock().closed = true;
+        self.queue.wake_up.notify_one();
+    }
+}
+
+/// A caller that waits for its answer. Once it is dropped, its request is either never sent, or already on its way and
+/// ahead of every later request of this connection, such as a withdrawal of the same claim.
+struct Asking<'a, T> {
+    queue: &'a Queue,
+    receiver: oneshot::Receiver<T>,
+    answered: bool,
+}
+
+impl<T> Drop for Asking<'_, T> {
+    fn drop(&mut self) {
+        if !self.answered {
+            self.receiver.close();
+            // A batch is composed and sent under the lock: it does not have this request, or was sent when this returns.
+            drop(self.queue.next.lock());
+        }
+    }
+}
+
+impl Request {
+    /// Its caller waits no longer.
+    fn is_abandoned(&self) -> bool {
+        match self {
+            Self::Take(_, answer) => answer.is_closed(),
+            Self::Release(_, answer) => answer.is_closed(),
+        }
+    }
+
+    fn fail(self, error: &RedisError) {
+        // The caller may be gone.
+        match self {
+            Self::Take(_, answer) => drop(answer.send(Err(error.clone()))),
+            Self::Release(_, answer) => drop(answer.send(Err(error.clone()))),
+        }
+    }
+}
+
+impl Queue {
+    fn push(&self, request: Request) {
+        let mut next = self.next.lock();
+        let first = next.requests.is_empty();
+        next.requests.push_back(request);
+        drop(next);
+        if first {
+            self.wake_up.notify_one();
+        }
+    }
+
+    fn is_closed(&self) -> bool {
+        self.next.lock().closed
+    }
+
+    /// Sends the next batch.
+    fn send(&self, sending: &Sending) -> Option<OnItsWay> {
+        let mut next = self.next.lock();
+        let mut batch = Batch::default();
+        while batch.len() < MOST
+            && let Some(request) = next.requests.pop_front()
+        {
+            if !request.is_abandoned() {
+                batch.add(request);
+            }
+        }
+        if batch.len() == 0 {
+            return None;
+        }
+        // The driver gets it with the first poll, so under the lock. Nothing may put that off.
+        let sent = tokio::task::unconstrained(batch.send(sending.clone()));
+        let mut sent: OnItsWay = Box::pin(sent);
+        match sent.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(answered) => Some(Box::pin(std::future::ready(answered))),
+            Poll::Pending => Some(sent),
+        }
+    }
+
+    fn fail_all(&self) {
+        let requests = std::mem::take(&mut self.next.lock().requests);
+        for request in requests {
+            request.fail(&gone());
+        }
+    }
+}
+
+type OnItsWay = Pin<Box<dyn Future<Output = Answered> + Send>>;
+
+/// How batches reach the server.
+#[derive(Clone)]
+pub(crate) struct Sending {
+    pub(crate) driver: MultiplexedConnection,
+    pub(crate) health: Arc<Health>,
+    pub(crate) silence: Arc<Silence>,
+    pub(crate) release_all: Arc<Script>,
+}
+
+async fn run(queue: Arc<Queue>, sending: Sending) {
+    let mut under_way = FuturesUnordered::new();
+    loop {
+        if sending.health.is_broken() {
+            queue.fail_all();
+        }
+        while under_way.len() < BATCHES
+            && let Some(batch) = queue.send(&sending)
+        {
+            under_way.push(batch);
+        }
+        if under_way.is_empty() && queue.is_closed() {
+            return;
+        }
+        tokio::select! {
+            biased;
+            Some(answered) = under_way.next(), if !under_way.is_empty() => {
+                answered.give();
+                // Its callers run before the answers of the next batch are given.
+                tokio::task::yield_now().await;
+            }
+            () = queue.wake_up.notified() => {}
+        }
+    }
+}
+
+#[derive(Default)]
+struct Batch {
+    releases: Vec<Release>,
+    sets: Vec<Cmd>,
+    callers: Callers,
+}
+
+#[derive(Default)]
+struct Callers {
+    of_releases: Vec<Caller<Option<Value>>>,
+    of_takes: Vec<Caller<Taken>>,
+}
+
+impl Batch {
+    fn len(&self) -> usize {
+        self.releases.len() + self.sets.len()
+    }
+
+    fn add(&mut self, request: Request) {
+        match request {
+            Request::Take(set, caller) => {
+                self.sets.push(set);
+                self.callers.of_takes.push(caller);
+            }
+            Request::Release(release, caller) => {
+                self.releases.push(release);
+                self.callers.of_releases.push(caller);
+            }
+        }
+    }
+
+    async fn send(self, sending: Sending) -> Answered {
+        let Self {
+            releases,
+            sets,
+            callers,
+        } = self;
+        let Sending {
+            mut driver,
+            health,
+            silence,
+            release_all,
+        } = sending;
+        let takes = sets.len();
+        let mut commands = Pipeline::with_capacity(takes + 2);
+        if !releases.is_empty() {
+            commands.add_command(script(&releases, "EVALSHA", &release_all.sha));
+        }
+        for set in sets {
+            commands.add_command(set);
+        }
+        if takes > 0 {
+            commands.cmd("INCRBY").arg(COUNTER).arg(takes);
+        }
+        let asked_at = Clock::Boot.now();
+        let answers = driver
+            .send_packed_commands(&commands, 0, commands.len())
+            .await;
+        health.note(&silence, answers.as_ref().err());
+        let mut replies = answers.and_then(|values| match values.len() == commands.len() {
+            true => Ok(values),
+            false => Err(unexpected_all(&values)),
+        });
+        if let Ok(values) = &mut replies
+            && !releases.is_empty()
+            && let Value::ServerError(error) = &values[0]
+        {
+            let error = RedisError::from(error.clone());
+            health.note(&silence, Some(&error));
+            if is_noscript(&error) {
+                let command = script(&releases, "EVAL", &release_all.text);
+                match driver.send_packed_command(&command).await {
+                    Ok(value) => values[0] = value,
+                    // The takes have their answers.
+                    Err(error) => health.note(&silence, Some(&error)),
+                }
+            }
+        }
+        Answered {
+            callers,
+            replies,
+            asked_at,
+        }
+    }
+}
+
+/// The command that runs the script of all releases.
+fn script(releases: &[Release], how: &str, script: &str) -> Cmd {
+    let each = |release: &Release| release.lock.as_str().len() + release.queue.len() + MARK_LEN;
+    let length = releases.iter().map(each).sum::<usize>() + script.len() + 20;
+    let mut command = Cmd::with_capacity(3 + 3 * releases.len(), length);
+    command.arg(how).arg(script).arg(2 * releases.len());
+    for release in releases {
+        command.arg(release.lock.as_str()).arg(&release.queue);
+    }
+    for release in releases {
+        command.arg(&release.mark[..]);
+    }
+    command
+}
+
+/// A batch, and what the server said.
+struct Answered {
+    callers: Callers,
+    replies: Result<Vec<Value>, RedisError>,
+    asked_at: BootInstant,
+}
+
+impl Answered {
+    /// Gives each caller its answer. A caller may be gone.
+    fn give(self) {
+        let Callers {
+            of_releases,
+            of_takes,
+        } = self.callers;
+        let mut values = match self.replies {
+            Ok(values) => values.into_iter(),
+            Err(error) => {
+                let releases = of_releases.into_iter();
+                releases.for_each(|caller| drop(caller.send(Err(error.clone()))));
+                let takes = of_takes.into_iter();
+                return takes.for_each(|caller| drop(caller.send(Err(error.clone()))));
+            }
+        };
+        if !of_releases.is_empty() {
+            let mut each = match values.next() {
+                Some(Value::Array(each)) => each,
+                _ => Vec::new(),
+            }
+            .into_iter();
+            for caller in of_releases {
+                drop(caller.send(Ok(each.next())));
+            }
+        }
+        let drawn = values.next_back().unwrap_or_default();
+        let takes = of_takes.len() as i64;
+        for ((caller, set), before) in of_takes.into_iter().zip(values).zip((0..takes).rev()) {
+            let drawn = match &drawn {
+                Value::Int(last) => Value::Int(last - before),
+                other => other.clone(),
+            };
+            let asked_at = self.asked_at;
+            drop(caller.send(Ok(Taken {
+                set,
+                drawn,
+                asked_at,
+            })));
+        }
+    }
+}
+
+fn gone() -> RedisError {
+    RedisError::from((ErrorKind::Io, "the connection is gone"))
+}
+
+impl fmt::Debug for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Take(..) => "Take",
+            Self::Release(..) => "Release",
+        })
+    }
+}
