@@ -201,8 +201,20 @@ impl Migration {
                     "{why}. That set is in its first phase: `fencelock migrate abort` of that set gives this store back"
                 ),
             )),
-            Err(why) => Err(Error::config(engine, why)),
+            Err(why) => {
+                let why = self.unlike_made(&records.ids[at], text).unwrap_or(why);
+                Err(Error::config(engine, why))
+            }
         }
+    }
+
+    /// In what a record of the old set of shards is not the one that this shard was made with.
+    fn unlike_made(&self, id: &str, text: &str) -> Option<String> {
+        let [old, _] = self.maps.sets.as_ref()?;
+        let stored = Stored::parse(text)
+            .ok()
+            .filter(|stored| stored.set == *old)?;
+        stored.check_fixed(old, id, &self.maps.old).err()
     }
 
     /// Whether the record of this store is the one that the old set of shards was made with; and whether it is that of a change

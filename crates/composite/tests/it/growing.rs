@@ -9,7 +9,7 @@ use fencelock_composite::{
     How, KeyRule, Map, Migrate, Moving, Phase, Prepare, Routed, Shards, Stepped, may_stand_alone,
 };
 use fencelock_core::engine::{Claim, Leave, RecordChange, Standing};
-use fencelock_core::{ClaimIds, Client, Engine, Error, LockName, LossReason, Memory, Token};
+use fencelock_core::{ClaimIds, Client, Engine, Error, LockName, Memory, Token};
 
 use crate::moving::{PACE, TIGHT, TTL, token};
 use crate::until;
@@ -386,14 +386,13 @@ async fn a_program_that_was_not_switched_stops_it_if_its_name_moves() {
 }
 
 #[tokio::test]
-async fn a_hold_in_one_shard_alone_is_lost_in_the_hush_and_told() {
+async fn a_hold_that_lost_one_of_its_shards_ends_in_the_hush() {
     let change = Change::prepared(2, 3).await;
     let name = change.name("a", "c");
     change.begin().await;
     let client = change.client().await;
     let guard = client.lock(&name).ttl(TTL).await.unwrap();
     let on = LockName::new(&name).unwrap();
-    let taken = guard.token();
     // Somebody takes the new shard's part of it.
     let view = change.stores[2].inspect().look(&on).await.unwrap();
     let there = view.token().unwrap();
@@ -404,8 +403,9 @@ async fn a_hold_in_one_shard_alone_is_lost_in_the_hush_and_told() {
         .evict(&on, there, how)
         .await
         .unwrap();
-    let lost = guard.lost().await;
-    assert!(matches!(lost, LossReason::TakenAway), "{lost:?} {taken}");
+    // Nothing can complete it before the hush is over, so at the latest it ends with its lease.
+    let lost = tokio::time::timeout(2 * TTL, guard.lost()).await;
+    assert!(lost.is_ok() && !guard.is_valid(), "{lost:?}");
 }
 
 #[tokio::test]

@@ -275,6 +275,8 @@ async fn a_grant_whose_answer_is_lost_is_undone(ctx: Ctx) {
     // In one slot of a cluster.
     let name = format!("{{{}}}", ctx.name());
     let proxy = ctx.server().proxy();
+    // It is connected before, since there is one second in which to see the grant.
+    near.look(&name).await.unwrap();
     for (round, flow) in [Flow::Hold, Flow::Lose].into_iter().enumerate() {
         know_the_store(&far, &name).await;
         let name = format!("{name}/{round}");
