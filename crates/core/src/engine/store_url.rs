@@ -1,4 +1,5 @@
-//! The URL of a store, taken apart: `scheme://user:password@host:port,host:port/path?option=value`.
+//! The URL of a store, taken apart. (Long by its examples.) Its form is
+//! `scheme://user:password@host:port,host:port/path?option=value`.
 //!
 //! Every engine takes the parts and options that it knows and then calls [`StoreUrl::finish`], which refuses the rest. A
 //! program that has no text builds the same from typed options (`StoreOptions`).
@@ -184,20 +185,32 @@ impl StoreUrl {
         self.secrets.insert(what, secret.into());
     }
 
-    /// Whether both are written alike, passwords aside: then they mean one store.
+    /// Whether both name one store with the same options, passwords aside.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # fn main() -> Result<()> {
+    /// let url = StoreUrl::parse("redis://ann:secret@db?db=1")?;
+    /// assert!(url.is_alike(&StoreUrl::parse("redis://ann:other@db?db=1")?));
+    /// assert!(!url.is_alike(&StoreUrl::parse("redis://ann:secret@db?db=2")?));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn is_alike(&self, other: &Self) -> bool {
-        let of = |url: &Self| {
-            let Self {
-                scheme,
-                user,
-                hosts,
-                path,
-                ..
-            } = url.clone();
-            (scheme, user, hosts, path, url.options.clone())
-        };
-        of(self) == of(other)
+        (
+            &self.scheme,
+            &self.user,
+            &self.hosts,
+            &self.path,
+            &self.options,
+        ) == (
+            &other.scheme,
+            &other.user,
+            &other.hosts,
+            &other.path,
+            &other.options,
+        )
     }
 
     /// Whether a password stands in it, in the clear or percent-encoded.
