@@ -341,24 +341,24 @@ mod tests {
     #[cfg(feature = "redis")]
     #[test]
     fn sets_between_which_no_names_can_move_are_refused() {
-        let two = "shards:?a=memory:&b=redis://:secret%40@h:1";
+        let two = "shards:?a=memory:&b=redis://:secret%40h:1";
         for (to, why) in [
             ("memory:", "one is a set of shards"),
             (two, "same shards"),
             (
-                "shards:?a=memory:&b=redis://:secret%40@h:2&c=memory:",
+                "shards:?a=memory:&b=redis://:secret%40h:2&c=memory:",
                 "shard b has two URLs",
             ),
             (
-                "shards:?a=memory:&b=redis://:secret%40@h:1&b.weight=2&c=memory:",
+                "shards:?a=memory:&b=redis://:secret%40h:1&b.weight=2&c=memory:",
                 "keeps its weight",
             ),
             (
-                "shards:?a=memory:&b=redis://:secret%40@h:1&c=memory:&key=/",
+                "shards:?a=memory:&b=redis://:secret%40h:1&c=memory:&key=/",
                 "key rule",
             ),
             (
-                "shards:?a=memory:&b=redis://:secret%40@h:1&c=memory:&prefix=p",
+                "shards:?a=memory:&b=redis://:secret%40h:1&c=memory:&prefix=p",
                 "one prefix",
             ),
         ] {
