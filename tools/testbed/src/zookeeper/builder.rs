@@ -50,7 +50,7 @@ impl ZooKeeperBuilder {
     pub(super) fn config(&self, port: u16, dir: &Dir) -> String {
         let millis = |of: Duration| of.as_millis();
         format!(
-            "tickTime={}\ninitLimit=100\nsyncLimit=5\ndataDir={}\nclientPort={port}\nclientPortAddress=127.0.0.1\n\
+            "tickTime={}\ninitLimit=20\nsyncLimit=5\ndataDir={}\nclientPort={port}\nclientPortAddress=127.0.0.1\n\
              minSessionTimeout={}\nmaxSessionTimeout={}\nmaxClientCnxns=0\nadmin.enableServer=false\n\
              4lw.commands.whitelist=*\n",
             millis(self.tick),
