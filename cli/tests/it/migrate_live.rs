@@ -295,13 +295,10 @@ fn stores_of_other_sets_and_swapped_ones_are_refused() {
 #[cfg(all(feature = "redis", feature = "etcd"))]
 #[test]
 fn the_live_walk_of_the_page_on_operations_runs() {
-    const PAGE: &str = include_str!("../../../docs/operations.md");
     // One that forgets its locks in a restart is refused soon after it.
     let redis = Redis::builder().append_only("always").start().unwrap();
     let etcd = Etcd::start().unwrap();
-    let block = PAGE.split("```sh\n").nth(2).unwrap();
-    let mut script = block.split("```").next().unwrap().to_owned();
-    for (line, own) in [
+    let own = [
         ("old=redis://127.0.0.1:6379", format!("old={}", redis.url())),
         ("new=etcd://127.0.0.1:2379", format!("new={}", etcd.url())),
         ("pace=60s", "pace=2s".to_owned()),
@@ -311,18 +308,9 @@ fn the_live_walk_of_the_page_on_operations_runs() {
             "fencelock migrate begin --store @orders",
             "fencelock migrate begin --store @orders --despite-findings".to_owned(),
         ),
-    ] {
-        assert!(script.contains(line), "{line}");
-        script = script.replace(line, &own);
-    }
-    let dir = Dir::new("walk").unwrap();
-    let ran = run_block(&script, Some(dir.path()));
-    assert_eq!(ran.code, 0, "{ran:?}");
-    let tokens = ran
-        .out
-        .lines()
-        .filter_map(|line| line.strip_prefix("token "));
-    let tokens: Vec<u64> = tokens.map(|token| token.parse().unwrap()).collect();
+    ];
+    let own = own.map(|(line, own)| (line.to_owned(), own));
+    let tokens = tokens_of_walk(1, own);
     assert!(tokens.len() >= 4 && tokens.is_sorted(), "{tokens:?}");
 }
 
@@ -390,17 +378,25 @@ fn a_shard_is_added_by_commands_over_a_configuration_file() {
 #[cfg(feature = "redis")]
 #[test]
 fn the_walk_that_adds_a_shard_runs() {
-    const PAGE: &str = include_str!("../../../docs/operations.md");
     let servers = [(); 3].map(|()| Redis::builder().append_only("always").start().unwrap());
-    let block = PAGE.split("```sh\n").nth(3).unwrap();
-    let mut script = block.split("```").next().unwrap().to_owned();
     let urls = servers.iter().zip(1..).map(|(server, number)| {
         let line = format!("r{number}=redis://r{number}:6379");
         (line, format!("r{number}={}", server.url()))
     });
     let own = [("pace=60s", "pace=2s"), ("ttl=30s", "ttl=1s")];
     let own = own.map(|(line, own)| (line.to_owned(), own.to_owned()));
-    for (line, own) in urls.chain(own) {
+    let tokens = tokens_of_walk(2, urls.chain(own));
+    assert!(tokens.len() == 6 && tokens.is_sorted(), "{tokens:?}");
+}
+
+/// Runs a block of commands of docs/operations.md (from 0) with a test's own lines in place of the page's. The tokens that it
+/// prints.
+#[cfg(feature = "redis")]
+fn tokens_of_walk(block: usize, own: impl IntoIterator<Item = (String, String)>) -> Vec<u64> {
+    const PAGE: &str = include_str!("../../../docs/operations.md");
+    let block = PAGE.split("```sh\n").nth(block + 1).unwrap();
+    let mut script = block.split("```").next().unwrap().to_owned();
+    for (line, own) in own {
         assert!(script.contains(&line), "{line}");
         script = script.replace(&line, &own);
     }
@@ -411,6 +407,5 @@ fn the_walk_that_adds_a_shard_runs() {
         .out
         .lines()
         .filter_map(|line| line.strip_prefix("token "));
-    let tokens: Vec<u64> = tokens.map(|token| token.parse().unwrap()).collect();
-    assert!(tokens.len() == 6 && tokens.is_sorted(), "{tokens:?}");
+    tokens.map(|token| token.parse().unwrap()).collect()
 }

@@ -11,7 +11,7 @@ use fencelock_composite::{
 use fencelock_core::engine::{Claim, Leave, RecordChange, Standing};
 use fencelock_core::{ClaimIds, Client, Engine, Error, LockName, Memory, Token};
 
-use crate::moving::{PACE, TIGHT, TTL, token};
+use crate::moving::{PACE, TIGHT, TTL, grow_and_differ, holds_until, token};
 use crate::until;
 
 /// Three stores. The set `orders` has `before` of them, and `orders3` has `after` of them.
@@ -141,16 +141,7 @@ async fn workers_over_all_steps(change: Change, name: &str, behind: usize) {
             let (change, done, name) = (Arc::clone(&change), Arc::clone(&done), name.to_owned());
             tokio::spawn(async move {
                 let client = change.client().await;
-                let mut tokens = Vec::new();
-                while !done.load(SeqCst) {
-                    let request = client.lock(&name).ttl(TTL).timeout(Duration::from_secs(10));
-                    let guard = request.await.unwrap();
-                    tokens.push((guard.token(), guard.is_valid()));
-                    tokio::time::sleep(Duration::from_millis(3)).await;
-                    tokens.push((guard.token(), guard.is_valid()));
-                    guard.release().await.unwrap();
-                }
-                tokens
+                holds_until(&done, &client, &name).await
             })
         })
         .collect();
@@ -171,17 +162,7 @@ async fn workers_over_all_steps(change: Change, name: &str, behind: usize) {
     change.abort().await;
     grows("back to 0").await;
     done.store(true, SeqCst);
-    let mut all = Vec::new();
-    for worker in workers {
-        let tokens = worker.await.unwrap();
-        assert!(tokens.is_sorted(), "{tokens:?}");
-        assert!(tokens.iter().all(|(_, valid)| *valid));
-        all.extend(tokens.iter().step_by(2).map(|(token, _)| *token));
-    }
-    let count = all.len();
-    all.sort_unstable();
-    all.dedup();
-    assert!(count > 20 && all.len() == count, "{count}");
+    grow_and_differ(workers).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -8,6 +8,7 @@ use fencelock_composite::{How, Migrate, Moving, Phase, Prepare, Stepped};
 use fencelock_core::engine::{Claim, Leave, Record, RecordChange, Standing};
 use fencelock_core::layers::Layer;
 use fencelock_core::{ClaimIds, Client, Engine, Error, LockName, LossReason, Memory, Token};
+use tokio::task::JoinHandle;
 
 use crate::until;
 
@@ -109,16 +110,7 @@ async fn a_lock_moves_and_comes_back_with_growing_tokens() {
             let (two, done) = (Arc::clone(&two), Arc::clone(&done));
             tokio::spawn(async move {
                 let client = two.client().await;
-                let mut tokens = Vec::new();
-                while !done.load(SeqCst) {
-                    let request = client.lock("x").ttl(TTL).timeout(Duration::from_secs(10));
-                    let guard = request.await.unwrap();
-                    tokens.push((guard.token(), guard.is_valid()));
-                    tokio::time::sleep(Duration::from_millis(3)).await;
-                    tokens.push((guard.token(), guard.is_valid()));
-                    guard.release().await.unwrap();
-                }
-                tokens
+                holds_until(&done, &client, "x").await
             })
         })
         .collect();
@@ -143,6 +135,29 @@ async fn a_lock_moves_and_comes_back_with_growing_tokens() {
     two.abort().await;
     watch("back to 0").await;
     done.store(true, SeqCst);
+    grow_and_differ(workers).await;
+}
+
+/// Takes a lock again and again. Its token and whether it is valid, at the begin and at the end of each hold.
+pub(crate) async fn holds_until(
+    done: &AtomicBool,
+    client: &Client,
+    name: &str,
+) -> Vec<(Token, bool)> {
+    let mut tokens = Vec::new();
+    while !done.load(SeqCst) {
+        let request = client.lock(name).ttl(TTL).timeout(Duration::from_secs(10));
+        let guard = request.await.unwrap();
+        tokens.push((guard.token(), guard.is_valid()));
+        tokio::time::sleep(Duration::from_millis(3)).await;
+        tokens.push((guard.token(), guard.is_valid()));
+        guard.release().await.unwrap();
+    }
+    tokens
+}
+
+/// What each of these workers held was valid to its end, by growing tokens, and no two had the same one.
+pub(crate) async fn grow_and_differ(workers: Vec<JoinHandle<Vec<(Token, bool)>>>) {
     let mut all = Vec::new();
     for worker in workers {
         let tokens = worker.await.unwrap();
