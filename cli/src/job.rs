@@ -16,7 +16,7 @@ use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 
 use crate::args::Times;
-use crate::command::{ENDED, grace, held_too_long, lost};
+use crate::command::{ENDED, grace, held_too_long, lost, reserve};
 use crate::environment;
 use crate::exit::{Failure, Outcome, code, say};
 use crate::group;
@@ -99,6 +99,7 @@ impl Job {
         let terms = Terms {
             deadline,
             grace: grace(times.kill_after, lease),
+            reserve: reserve(lease),
             kill_after: times.kill_after,
             max_hold: times.max_hold.map(|most| Clock::Boot.now() + most),
             foreground: given.then(getpgrp),

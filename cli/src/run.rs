@@ -15,7 +15,7 @@ use crate::joined;
 use crate::signals::Signals;
 use crate::store::{self, Wanted};
 
-/// How long `run` tries to release a lock that is already lost.
+/// How long `run` tries to release a lock that is lost, or that will be before this time is over.
 const RELEASE_AFTER_LOSS: Duration = Duration::from_millis(300);
 
 pub(crate) async fn run(args: Run, store: Wanted) -> Outcome {
@@ -78,11 +78,9 @@ async fn release(
 ) -> Outcome {
     let (name, until) = (guard.name().clone(), guard.valid_until());
     let own = !guard.joined();
-    let timeout = if guard.is_valid() {
-        store::CLOSE_TIMEOUT
-    } else {
-        RELEASE_AFTER_LOSS
-    };
+    // When the lease has ended, the lock is free anyway.
+    let useful = guard.remaining().max(RELEASE_AFTER_LOSS);
+    let timeout = useful.min(store::CLOSE_TIMEOUT);
     let deadline = Instant::now() + timeout;
     let released = timeout_at(deadline, guard.release()).await;
     let evicted = matches!(

@@ -72,7 +72,7 @@ pub(crate) fn main(mut arguments: impl Iterator<Item = OsString>) -> io::Result<
     };
     let mut control = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let stdin = descriptor::receive(&control)?;
-    if Clock::Boot.now() >= terms.deadline {
+    if Clock::Boot.now() + terms.reserve >= terms.deadline {
         // This process was stopped for longer than the validity.
         let killed = ChildExit::Signal(u8::try_from(Signal::KILL.as_raw()).unwrap_or(0));
         return control.write_all(&Report::Ended(killed, Some(Cause::Lost)).encode());
@@ -193,17 +193,18 @@ impl Supervisor {
     /// Begins or completes the ending of the command if it is due.
     fn act(&mut self, now: BootInstant) {
         let terms = self.terms;
-        if now >= terms.deadline {
+        let latest = now + self.left(now);
+        if now >= latest {
             self.end(Cause::Lost, now);
         } else if self.orphaned {
             let kill_at = if terms.nested {
                 now
             } else {
-                (now + terms.kill_after).min(terms.deadline)
+                (now + terms.kill_after).min(latest)
             };
             self.end(Cause::Abandoned, kill_at);
         } else if now + terms.grace >= terms.deadline {
-            self.end(Cause::Lost, terms.deadline);
+            self.end(Cause::Lost, latest);
         } else if terms.max_hold.is_some_and(|at| now >= at) {
             self.end(Cause::MaxHold, now + terms.kill_after);
         }
@@ -218,6 +219,13 @@ impl Supervisor {
                 self.deny();
             }
         }
+    }
+
+    /// The time until the command must be killed, whatever else happens.
+    fn left(&self, now: BootInstant) -> Duration {
+        // Subtracted from the duration: `deadline - reserve` could be before the clock's zero.
+        let lease = self.terms.deadline.since(now);
+        lease.saturating_sub(self.terms.reserve)
     }
 
     /// Begins to end the command. If that has begun already, `kill_at` may bring the kill forward.
@@ -260,11 +268,13 @@ impl Supervisor {
 
     /// The time until something is due.
     fn next_action(&self, now: BootInstant) -> Duration {
-        let deadline = self.terms.deadline;
+        let left = self.left(now);
         let ending = match self.ending {
-            // Subtracted from the duration: `deadline - grace` could be before the clock's zero.
-            None => deadline.since(now).saturating_sub(self.terms.grace),
-            Some(ending) if !ending.killed => ending.kill_at.since(now).min(deadline.since(now)),
+            None => {
+                let lease = self.terms.deadline.since(now);
+                lease.saturating_sub(self.terms.grace).min(left)
+            }
+            Some(ending) if !ending.killed => ending.kill_at.since(now).min(left),
             Some(_) => POLL_INTERVAL,
         };
         let max_hold = self.terms.max_hold.filter(|_| self.ending.is_none());

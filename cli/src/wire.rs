@@ -18,6 +18,8 @@ pub(crate) struct Terms {
     pub(crate) deadline: BootInstant,
     /// How long before the deadline the command gets SIGTERM.
     pub(crate) grace: Duration,
+    /// How long before the deadline the command gets SIGKILL at the latest.
+    pub(crate) reserve: Duration,
     /// The time from SIGTERM to SIGKILL when the deadline is not the cause.
     pub(crate) kill_after: Duration,
     /// When `--max-hold` is over.
@@ -36,6 +38,7 @@ impl Terms {
         let words = [
             self.deadline.as_nanos(),
             nanos(self.grace),
+            nanos(self.reserve),
             nanos(self.kill_after),
             self.max_hold.map_or(u64::MAX, BootInstant::as_nanos),
             u64::from(Pid::as_raw(self.foreground).unsigned_abs()),
@@ -47,11 +50,20 @@ impl Terms {
     /// The terms in `text`, if they are complete.
     pub(crate) fn decode(text: &str) -> Option<Self> {
         let words: Result<Vec<u64>, _> = text.split(',').map(str::parse).collect();
-        let words: [u64; 6] = words.ok()?.try_into().ok()?;
-        let [deadline, grace, kill_after, max_hold, foreground, nested] = words;
+        let words: [u64; 7] = words.ok()?.try_into().ok()?;
+        let [
+            deadline,
+            grace,
+            reserve,
+            kill_after,
+            max_hold,
+            foreground,
+            nested,
+        ] = words;
         Some(Self {
             deadline: BootInstant::from_nanos(deadline),
             grace: Duration::from_nanos(grace),
+            reserve: Duration::from_nanos(reserve),
             kill_after: Duration::from_nanos(kill_after),
             max_hold: (max_hold != u64::MAX).then(|| BootInstant::from_nanos(max_hold)),
             foreground: i32::try_from(foreground).ok().and_then(Pid::from_raw),
@@ -277,6 +289,7 @@ mod tests {
         let mut terms = Terms {
             deadline: BootInstant::from_nanos(123_456_789_012),
             grace: Duration::from_millis(1500),
+            reserve: Duration::from_millis(250),
             kill_after: Duration::from_secs(5),
             max_hold: None,
             foreground: Pid::from_raw(4711),

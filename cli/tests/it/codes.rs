@@ -50,7 +50,7 @@ fn shared_holders_hold_together() {
 fn max_hold_kills_a_command_that_ignores_sigterm() {
     let fixture = Fixture::new();
     let begun = std::time::Instant::now();
-    let deaf = "trap '' TERM; echo deaf; while :; do sleep 0.01; done";
+    let deaf = "trap '' TERM; echo deaf; while :; do sleep 60 & wait; done";
     let words = [
         "run",
         "--max-hold",

@@ -7,7 +7,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use crate::fixture::{Fixture, Running, group, lives, only_child, send, until};
 
 /// Ignores SIGTERM, has a child that ignores it too, and prints its process id.
-const DEAF: &str = "trap '' TERM; sleep 60 & echo $$; while :; do sleep 0.01; done";
+const DEAF: &str = "trap '' TERM; sleep 60 & echo $$; wait";
 
 /// Prints whether a process of the group `$0` runs. Processes that have ended and are not reaped do not count.
 const LIVENESS: &str = "ps -eo pgid=,stat= | grep -q \"^ *$0 [^Z]\" && echo lives || echo gone";
@@ -23,7 +23,7 @@ fn deaf(fixture: &Fixture, ttl: &str) -> (Running, i32) {
 #[test]
 fn kill_9_of_run_ends_the_group_before_the_lease_ends() {
     let fixture = Fixture::new();
-    let (running, command) = deaf(&fixture, "2s");
+    let (running, command) = deaf(&fixture, "6s");
     let supervisor = only_child(running.pid());
     let next = fixture.start(&["run", "a", "--", "sh", "-c", LIVENESS, &command.to_string()]);
     fixture.await_waiters("a", 1);
@@ -31,7 +31,7 @@ fn kill_9_of_run_ends_the_group_before_the_lease_ends() {
     running.signal(Signal::KILL);
     until("the group is gone", || group(command).is_empty());
     assert!(
-        killed.elapsed() < Duration::from_secs(2),
+        killed.elapsed() < Duration::from_secs(6),
         "{:?}",
         killed.elapsed()
     );
@@ -39,7 +39,7 @@ fn kill_9_of_run_ends_the_group_before_the_lease_ends() {
     let next = next.end();
     assert_eq!((next.code, next.out.as_str()), (0, "gone\n"));
     assert!(
-        killed.elapsed() < Duration::from_secs(6),
+        killed.elapsed() < Duration::from_secs(12),
         "{:?}",
         killed.elapsed()
     );
@@ -49,7 +49,8 @@ fn kill_9_of_run_ends_the_group_before_the_lease_ends() {
 #[test]
 fn kill_9_of_run_leaves_time_to_clean_up() {
     let fixture = Fixture::new();
-    let script = "trap 'echo cleaned > note; exit' TERM; echo up; while :; do sleep 0.01; done";
+    let script =
+        "trap 'echo cleaned > note; exit' TERM; echo up; while :; do sleep 60 & wait; done";
     let mut running = fixture.start(&["run", "a", "-c", script]);
     assert_eq!(running.line(), "up");
     running.signal(Signal::KILL);
@@ -109,14 +110,14 @@ fn the_supervisor_ignores_signals() {
 #[test]
 fn a_stopped_run_loses_its_command_at_the_deadline() {
     let fixture = Fixture::new();
-    let (mut running, command) = deaf(&fixture, "1s");
+    let (mut running, command) = deaf(&fixture, "4s");
     let next = fixture.start(&["run", "a", "--", "sh", "-c", LIVENESS, &command.to_string()]);
     fixture.await_waiters("a", 1);
     let stopped = Instant::now();
     running.signal(Signal::STOP);
     until("the group is gone", || group(command).is_empty());
     assert!(
-        stopped.elapsed() < Duration::from_secs(1),
+        stopped.elapsed() < Duration::from_secs(4),
         "{:?}",
         stopped.elapsed()
     );
@@ -129,7 +130,7 @@ fn a_stopped_run_loses_its_command_at_the_deadline() {
     assert_eq!(ran.code, 75, "{}", ran.err);
     assert!(ran.err.contains("lock a was lost"), "{}", ran.err);
     assert!(
-        continued.elapsed() < Duration::from_millis(500),
+        continued.elapsed() < Duration::from_secs(2),
         "{:?}",
         continued.elapsed()
     );
@@ -138,16 +139,16 @@ fn a_stopped_run_loses_its_command_at_the_deadline() {
 #[test]
 fn a_stopped_run_gets_its_command_asked_before_the_deadline() {
     let fixture = Fixture::new();
-    let script = "trap 'echo asked; exit 0' TERM; echo up; while :; do sleep 0.01; done";
-    let mut running = fixture.start(&["run", "--ttl", "1s", "a", "-c", script]);
+    let script = "trap 'echo asked; exit 0' TERM; echo up; while :; do sleep 60 & wait; done";
+    let mut running = fixture.start(&["run", "--ttl", "3s", "a", "-c", script]);
     assert_eq!(running.line(), "up");
     let stopped = Instant::now();
     running.signal(Signal::STOP);
     assert_eq!(running.line(), "asked");
     // The last renewal was at most a third of the ttl ago, and the grace is a third of it.
     let asked = stopped.elapsed();
-    assert!(asked > Duration::from_millis(250), "{asked:?}");
-    assert!(asked < Duration::from_millis(900), "{asked:?}");
+    assert!(asked > Duration::from_millis(750), "{asked:?}");
+    assert!(asked < Duration::from_millis(2700), "{asked:?}");
     running.signal(Signal::CONT);
     assert_eq!(running.end().code, 75);
 }
@@ -155,7 +156,7 @@ fn a_stopped_run_gets_its_command_asked_before_the_deadline() {
 #[test]
 fn after_a_stop_of_everything_past_the_lease_the_command_is_killed_at_once() {
     let fixture = Fixture::new();
-    let script = "trap '' TERM; echo tick >> ticks; echo $$; while :; do echo tick >> ticks; sleep 0.01; done";
+    let script = "trap '' TERM; echo tick >> ticks; echo $$; while :; do echo tick >> ticks; sleep 0.2; done";
     let mut running = fixture.start(&["run", "--ttl", "500ms", "a", "-c", script]);
     let command: i32 = running.line().parse().unwrap();
     let supervisor = only_child(running.pid());
@@ -175,7 +176,7 @@ fn after_a_stop_of_everything_past_the_lease_the_command_is_killed_at_once() {
     let ran = running.end();
     assert_eq!(ran.code, 75, "{}", ran.err);
     assert!(
-        begun.elapsed() < Duration::from_millis(500),
+        begun.elapsed() < Duration::from_secs(2),
         "{:?}",
         begun.elapsed()
     );
@@ -213,7 +214,7 @@ fn a_lock_that_is_taken_away_ends_the_command() {
 #[test]
 fn a_lock_that_is_asked_for_gets_the_command_asked() {
     let fixture = Fixture::new();
-    let script = "trap 'echo asked; exit 9' TERM; echo up; while :; do sleep 0.01; done";
+    let script = "trap 'echo asked; exit 9' TERM; echo up; while :; do sleep 60 & wait; done";
     let mut running = fixture.start(&["run", "--ttl", "1s", "a", "-c", script]);
     assert_eq!(running.line(), "up");
     let token = fixture.show("a")["token"].to_string();

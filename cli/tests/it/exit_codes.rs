@@ -142,7 +142,7 @@ fn ended_while_waiting(fixture: &Fixture) {
 
 /// 75 when `--max-hold` is over.
 fn max_hold(fixture: &Fixture) {
-    let script = "trap 'echo asked; exit 0' TERM; while :; do sleep 0.01; done";
+    let script = "trap 'echo asked; exit 0' TERM; while :; do sleep 60 & wait; done";
     let ran = fixture.run(&["run", "--max-hold", "300ms", "a", "-c", script]);
     assert_eq!((ran.code, ran.out.as_str()), (75, "asked\n"), "{}", ran.err);
     assert!(ran.err.contains("--max-hold"), "{}", ran.err);
@@ -151,7 +151,7 @@ fn max_hold(fixture: &Fixture) {
 /// 75 where the lock is lost; 69 where the store is silent at open; and the command's own code where only the release
 /// is not confirmed.
 fn lost_to_silence(fixture: &Fixture, server: &Server<'_>) {
-    let script = "trap 'echo asked' TERM; echo $$; while :; do sleep 0.01; done";
+    let script = "trap 'echo asked' TERM; echo $$; while :; do sleep 60 & wait; done";
     let mut running = fixture.start(&["run", "--ttl", "2s", "a", "-c", script]);
     let command: i32 = running.line().parse().unwrap();
     // Long enough to end before it is lost. Whether the server then finds its release or not, this soon it is over.

@@ -119,7 +119,7 @@ fn a_bad_owner_is_refused() {
 #[test]
 fn the_outer_supervisor_ends_a_nested_command_as_well() {
     let fixture = Fixture::new();
-    let script = "trap '' TERM; echo $$; while :; do sleep 0.01; done";
+    let script = "trap '' TERM; echo $$; while :; do sleep 60 & wait; done";
     let words = [
         "run", "--ttl", "1s", "a", "--", FENCELOCK, "run", "--ttl", "1s", "a", "-c", script,
     ];
@@ -141,7 +141,7 @@ fn the_outer_supervisor_ends_a_nested_command_as_well() {
 #[test]
 fn a_nested_hold_of_another_name_ends_with_the_outer_one() {
     let fixture = Fixture::new();
-    let script = "trap '' TERM; echo $$; while :; do sleep 0.01; done";
+    let script = "trap '' TERM; echo $$; while :; do sleep 60 & wait; done";
     let words = [
         "run", "--ttl", "1s", "a", "--", FENCELOCK, "run", "b", "-c", script,
     ];

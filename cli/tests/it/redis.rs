@@ -131,7 +131,7 @@ fn a_lock_of_another_library_is_listed_once_somebody_waits_for_it() {
 fn a_hung_store_ends_the_command_in_time() {
     let redis = Redis::start().unwrap();
     let fixture = Fixture::on(redis.url());
-    let script = "trap 'echo asked' TERM; echo $$; while :; do sleep 0.01; done";
+    let script = "trap 'echo asked' TERM; echo $$; while :; do sleep 60 & wait; done";
     let mut running = fixture.start(&["run", "--ttl", "3s", "a", "-c", script]);
     let command: i32 = running.line().parse().unwrap();
     let hung = Instant::now();

@@ -131,7 +131,7 @@ fn no_signal_is_blocked_or_ignored_in_the_command() {
 fn signals_are_passed_on() {
     let fixture = Fixture::new();
     let script = "for s in HUP INT QUIT TERM USR1 USR2; do trap \"echo got $s\" $s; done; echo ready; \
-                  while :; do sleep 0.01; done";
+                  while :; do sleep 60 & wait; done";
     let mut running = fixture.start(&["run", "a", "-c", script]);
     assert_eq!(running.line(), "ready");
     for (signal, name) in [
