@@ -15,6 +15,19 @@ use tokio::time::Instant;
 use crate::failure::{Failure, Result};
 use crate::port::Port;
 
+/// Changes the first bytes of a client. Takes the bytes so far; returns how many of them it stands for, and what the server gets
+/// instead. `None` if it needs more of them.
+pub(crate) type Opening = fn(&[u8]) -> Option<(usize, Vec<u8>)>;
+
+/// How a connection through the proxy begins.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Beginning {
+    /// How the first bytes of the client change.
+    pub(crate) opening: Option<Opening>,
+    /// How long to try to reach a server that does not listen.
+    pub(crate) patience: Duration,
+}
+
 /// What happens to the bytes and to the end of the stream in one direction. The order of bytes never changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Flow {
@@ -95,7 +108,19 @@ impl Proxy {
     /// As [`Proxy::start`].
     pub fn start_all(targets: &[u16]) -> Result<Self> {
         let here = |port: &u16| SocketAddr::from((Ipv4Addr::LOCALHOST, *port));
-        Self::before(&targets.iter().map(here).collect::<Vec<_>>())
+        Self::before(
+            &targets.iter().map(here).collect::<Vec<_>>(),
+            Beginning::default(),
+        )
+    }
+
+    /// Starts a proxy in front of `127.0.0.1:target` whose connections begin like this.
+    ///
+    /// # Errors
+    /// As [`Proxy::start`].
+    pub(crate) fn start_with(target: u16, beginning: Beginning) -> Result<Self> {
+        let target = SocketAddr::from((Ipv4Addr::LOCALHOST, target));
+        Self::before(&[target], beginning)
     }
 
     /// Starts a proxy in front of a server that may be on another machine.
@@ -103,10 +128,10 @@ impl Proxy {
     /// # Errors
     /// As [`Proxy::start`].
     pub fn to(target: SocketAddr) -> Result<Self> {
-        Self::before(&[target])
+        Self::before(&[target], Beginning::default())
     }
 
-    fn before(targets: &[SocketAddr]) -> Result<Self> {
+    fn before(targets: &[SocketAddr], beginning: Beginning) -> Result<Self> {
         let ports: Vec<Port> = targets
             .iter()
             .map(|_| Port::free())
@@ -126,7 +151,7 @@ impl Proxy {
             .enable_all()
             .build();
         let runtime = runtime.map_err(Failure::to("start a runtime for the proxy"))?;
-        let serve = move || runtime.block_on(serve(ways, seen, ordered, counters));
+        let serve = move || runtime.block_on(serve((ways, beginning), seen, ordered, counters));
         let thread = std::thread::Builder::new().name("proxy".to_owned());
         let started = thread.spawn(serve);
         started.map_err(Failure::to("start a thread for the proxy"))?;
@@ -246,7 +271,7 @@ impl Drop for Proxy {
 
 /// Accepts connections and executes orders until the proxy is dropped.
 async fn serve(
-    ways: Vec<(u16, SocketAddr)>,
+    (ways, beginning): (Vec<(u16, SocketAddr)>, Beginning),
     rules: watch::Receiver<Rules>,
     mut orders: mpsc::UnboundedReceiver<Order>,
     counters: Arc<Counters>,
@@ -290,7 +315,8 @@ async fn serve(
                     let counters = Arc::clone(&counters);
                     // A connection that is cut before it reaches the server counts, too.
                     let began = rules.borrow().cut;
-                    tokio::spawn(connection((client, target), began, rules.clone(), counters));
+                    let ends = (client, target, beginning);
+                    tokio::spawn(connection(ends, began, rules.clone(), counters));
                 }
             }
         }
@@ -319,12 +345,12 @@ async fn listen(ways: &[(u16, SocketAddr)]) -> std::io::Result<Vec<(TcpListener,
 
 /// One connection from its beginning to its end, or until it is cut.
 async fn connection(
-    (mut client, target): (TcpStream, SocketAddr),
+    (mut client, target, beginning): (TcpStream, SocketAddr, Beginning),
     began: u64,
     rules: watch::Receiver<Rules>,
     counters: Arc<Counters>,
 ) {
-    let Ok(mut server) = TcpStream::connect(target).await else {
+    let Ok(mut server) = reach(target, beginning.patience).await else {
         // No server listens: the client gets a reset, as without a proxy.
         drop(client.set_zero_linger());
         return;
@@ -335,8 +361,8 @@ async fn connection(
     }
     counters.open.fetch_add(1, Ordering::Relaxed);
     let mut cut = rules.clone();
-    let (from_client, to_client) = client.split();
-    let (from_server, to_server) = server.split();
+    let (mut from_client, to_client) = client.split();
+    let (from_server, mut to_server) = server.split();
     let keep = |rules: &Rules, chunk: &[u8]| {
         if !rules.keep {
             return;
@@ -346,13 +372,15 @@ async fn connection(
             kept.push((target, chunk.to_vec()));
         }
     };
-    let requests = direction(
-        from_client,
-        to_server,
-        rules.clone(),
-        |rules| rules.requests,
-        (&counters.requests, keep),
-    );
+    let seen = rules.clone();
+    let requests = async {
+        if let Some(opening) = beginning.opening {
+            open(&mut from_client, &mut to_server, opening).await;
+        }
+        let flow = |rules: &Rules| rules.requests;
+        let counted = (&counters.requests, keep);
+        direction(from_client, to_server, seen, flow, counted).await;
+    };
     let answers = direction(
         from_server,
         to_client,
@@ -371,6 +399,34 @@ async fn connection(
         }
     }
     counters.open.fetch_sub(1, Ordering::Relaxed);
+}
+
+/// Connects to the server, which may begin to listen within this time.
+async fn reach(target: SocketAddr, patience: Duration) -> std::io::Result<TcpStream> {
+    let begun = Instant::now();
+    loop {
+        match TcpStream::connect(target).await {
+            Err(_) if begun.elapsed() < patience => {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            connected => return connected,
+        }
+    }
+}
+
+/// Passes on the opening of a client. A connection that ends in the middle of it does so for [`direction`], too.
+async fn open(from: &mut ReadHalf<'_>, to: &mut WriteHalf<'_>, opening: Opening) {
+    let mut bytes = Vec::new();
+    loop {
+        if let Some((count, mut instead)) = opening(&bytes) {
+            instead.extend_from_slice(&bytes[count..]);
+            drop(to.write_all(&instead).await);
+            return;
+        }
+        if from.read_buf(&mut bytes).await.unwrap_or(0) == 0 {
+            return;
+        }
+    }
 }
 
 /// Copies one direction through a queue, so that a held direction looks like a slow network to its sender.

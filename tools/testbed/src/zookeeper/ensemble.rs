@@ -6,7 +6,7 @@ use super::builder::ZooKeeperBuilder;
 use super::server::{START, ZooKeeper};
 use crate::failure::{Failure, Result};
 use crate::port::Port;
-use crate::proxy::Proxy;
+use crate::proxy::{Beginning, Proxy};
 
 impl ZooKeeperBuilder {
     /// Starts three servers, and waits until they have a leader.
@@ -35,8 +35,37 @@ struct Link {
     proxies: [Proxy; 2],
 }
 
+/// A follower may come before its leader listens. It would try again, and so does the proxy; a connection that is accepted and
+/// reset ends its attempt, and the election with it.
+const QUORUM: Beginning = Beginning {
+    opening: None,
+    patience: Duration::from_millis(500),
+};
+
+const ELECTION: Beginning = Beginning {
+    opening: Some(without_address),
+    patience: Duration::ZERO,
+};
+
+/// The first message of a server to another one for elections, without its address: a number of the protocol's version, its
+/// id, the length of its address, and that. Servers with higher ids call back by that address, and so around the proxies;
+/// without one, as old servers send the message, they take the address of their own configuration.
+fn without_address(bytes: &[u8]) -> Option<(usize, Vec<u8>)> {
+    let version: [u8; 8] = bytes.get(..8)?.try_into().ok()?;
+    if i64::from_be_bytes(version) >= 0 {
+        return Some((8, version.to_vec()));
+    }
+    let id = bytes.get(8..16)?;
+    let length: [u8; 4] = bytes.get(16..20)?.try_into().ok()?;
+    let end = 20 + usize::try_from(u32::from_be_bytes(length)).ok()?;
+    (bytes.len() >= end).then(|| (end, id.to_vec()))
+}
+
 impl Ensemble {
     fn start(builder: ZooKeeperBuilder) -> Result<Self> {
+        // Without fsync a follower that lacks a transaction of its new leader confirms the transaction before the leader. A
+        // leader of 3.8.0 takes that for a follower of another epoch, and there is none for ever (ZOOKEEPER-4685).
+        let builder = builder.flag("-Dzookeeper.forceSync=yes");
         let mut ports = Vec::new();
         for _ in 0..3 {
             ports.push([Port::free()?, Port::free()?]);
@@ -50,8 +79,8 @@ impl Ensemble {
                     (quorum.number(), election.number())
                 } else {
                     let proxies = [
-                        Proxy::start(quorum.number())?,
-                        Proxy::start(election.number())?,
+                        Proxy::start_with(quorum.number(), QUORUM)?,
+                        Proxy::start_with(election.number(), ELECTION)?,
                     ];
                     let numbers = (proxies[0].port(), proxies[1].port());
                     links.push(Link { from, to, proxies });
