@@ -129,10 +129,17 @@ pub struct Limits {
     pub header_bytes: usize,
     /// The most headers.
     pub headers: usize,
-    /// How long the headers of a connection's first request may take to arrive.
+    /// How long a handshake of TLS may take.
+    pub handshake_timeout: Duration,
+    /// How long the headers of a request may take to arrive: of a connection's first one since the connection is there, of a later
+    /// one of HTTP/1 since its first byte.
     pub header_timeout: Duration,
     /// How long a connection may be idle before the headers of its next request have arrived.
     pub idle_timeout: Duration,
+    /// How long a stream of events says nothing at most.
+    pub stream_beat: Duration,
+    /// How long a stream of events lasts at most. Its client opens another one.
+    pub stream_longest: Duration,
     /// How long a body may take to arrive.
     pub body_timeout: Duration,
     /// How often the files of TLS are read again.
@@ -170,8 +177,11 @@ impl Default for Limits {
             url: 4 << 10,
             header_bytes: 16 << 10,
             headers: 64,
+            handshake_timeout: Duration::from_secs(5),
             header_timeout: Duration::from_secs(5),
             idle_timeout: Duration::from_secs(60),
+            stream_beat: Duration::from_secs(10),
+            stream_longest: Duration::from_secs(600),
             body_timeout: Duration::from_secs(10),
             tls_reload: Duration::from_secs(3600),
             connections: 25_000,

@@ -36,6 +36,7 @@ mod dashboard;
 mod direct;
 mod events;
 mod go_on;
+mod heads;
 mod hour;
 mod identity;
 mod incoming;

@@ -1,15 +1,16 @@
 //! The listener: connections, their limits, and their end.
 
+use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
+use axum::response::Response;
 use fencelock_core::CancellationToken;
-use futures_util::FutureExt;
+use futures_util::{FutureExt, TryFutureExt};
 use http::Request;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
@@ -17,13 +18,15 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Notify, OwnedSemaphorePermit, watch};
+use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
 use tower_service::Service as _;
 
 use crate::caller::Origin;
 use crate::config::Limits;
 use crate::direct::Direct;
+use crate::heads::Heads;
 use crate::replica::Replica;
 use crate::reserve::{Permit, Room};
 use crate::service::Service;
@@ -106,7 +109,8 @@ impl Server {
             killed: killed.clone(),
             open: count,
             tls: tls.clone(),
-            first_within: limits.header_timeout,
+            head_within: limits.header_timeout,
+            handshake_within: limits.handshake_timeout,
         };
         if let Some(tls) = &tls {
             let reading = read_again(Arc::downgrade(tls), limits.tls_reload);
@@ -176,7 +180,7 @@ fn http(limits: &Limits) -> auto::Builder<TokioExecutor> {
     let mut http = auto::Builder::new(TokioExecutor::new());
     http.http1()
         .timer(TokioTimer::new())
-        // Of the first request, `Connection::serve` takes care.
+        // It counts idle time, too. Of heads that are on their way, `Heads` takes care.
         .header_read_timeout(limits.idle_timeout)
         // It reads 100 headers, which is more than the limits, for the same reason. To read more costs it memory for each request.
         .max_buf_size(READ_AHEAD);
@@ -210,7 +214,8 @@ struct Listening {
     killed: CancellationToken,
     open: watch::Sender<usize>,
     tls: Option<Arc<Tls>>,
-    first_within: Duration,
+    head_within: Duration,
+    handshake_within: Duration,
 }
 
 impl Listening {
@@ -243,13 +248,13 @@ impl Listening {
             http: self.http.clone(),
             local: stream.local_addr().ok(),
             peer,
-            first_within: self.first_within,
+            head_within: self.head_within,
             killed: self.killed.clone(),
             // One that comes while draining has one request left.
             drains: (!self.draining.is_cancelled()).then(|| self.draining.clone()),
         };
         let (tls, killed) = (self.tls.clone(), self.killed.clone());
-        let count = self.open.clone();
+        let (count, handshake_within) = (self.open.clone(), self.handshake_within);
         tokio::spawn(async move {
             let served = async {
                 let permit = match permit {
@@ -261,9 +266,10 @@ impl Listening {
                 let _open = Open::new(&count, permit);
                 match tls {
                     None => connection.serve(stream, None).await,
-                    Some(tls) => match tls.accept(stream).await {
-                        Ok((stream, name)) => connection.serve(stream, name).await,
-                        Err(error) => tracing::debug!(%error, "a handshake failed"),
+                    Some(tls) => match timeout(handshake_within, tls.accept(stream)).await {
+                        Ok(Ok((stream, name))) => connection.serve(stream, name).await,
+                        Ok(Err(error)) => tracing::debug!(%error, "a handshake failed"),
+                        Err(_) => tracing::debug!(%peer, "a handshake took too long"),
                     },
                 }
             };
@@ -288,8 +294,8 @@ struct Connection {
     killed: CancellationToken,
     /// When this is cancelled, the connection ends after its answers.
     drains: Option<CancellationToken>,
-    /// How long the head of the first request may take to arrive.
-    first_within: Duration,
+    /// How long the head of a request may take to arrive.
+    head_within: Duration,
 }
 
 impl Connection {
@@ -304,38 +310,37 @@ impl Connection {
             local: self.local,
             certificate: name,
         };
-        let asked = Arc::new(Notify::new());
-        let asks = Arc::clone(&asked);
-        let served = AtomicBool::new(false);
+        let heads = Heads::due();
+        let stream = TokioIo::new(heads.watch(stream));
+        let arriving = heads.clone();
         let (direct, origin) = (self.direct, Arc::new(origin));
         let service = service_fn(move |request: Request<Incoming>| {
-            if !served.swap(true, Ordering::Relaxed) {
-                asks.notify_one();
-            }
+            let serving = arriving.arrived(request.version());
             if killed.is_cancelled() {
                 // It came after the end, and this task has not seen that yet.
                 return std::future::pending().boxed();
             }
             let direct = direct.as_ref();
             let direct = direct.and_then(|replica| Some((replica, Direct::of(&request)?)));
+            let answered = |answer: Response| answer.map(|body| serving.with(body));
             match direct {
                 Some((replica, direct)) => {
                     let (replica, origin) = (Arc::clone(replica), Arc::clone(&origin));
-                    direct.serve(replica, origin, request).boxed()
+                    let answer = direct.serve(replica, origin, request);
+                    answer.map_ok(answered).boxed()
                 }
                 None => {
                     let mut request = request.map(Body::new);
                     request.extensions_mut().insert(Arc::clone(&origin));
-                    router.clone().call(request).boxed()
+                    router.clone().call(request).map_ok(answered).boxed()
                 }
             }
         });
-        let connection = self.http.serve_connection(TokioIo::new(stream), service);
+        let connection = self.http.serve_connection(stream, service);
         tokio::pin!(connection);
         let mut drains = self.drains;
-        let first = tokio::time::timeout(self.first_within, asked.notified());
-        tokio::pin!(first);
-        let mut silent = true;
+        let timer = sleep(self.head_within);
+        tokio::pin!(timer);
         loop {
             let draining = async {
                 match &drains {
@@ -343,19 +348,15 @@ impl Connection {
                     None => std::future::pending().await,
                 }
             };
+            let late = poll_fn(|cx| heads.poll_late(self.head_within, timer.as_mut(), cx));
             let ended = tokio::select! {
                 biased;
                 ended = connection.as_mut() => ended,
-                asked = first.as_mut(), if silent => match asked {
-                    Ok(()) => {
-                        silent = false;
-                        continue;
-                    }
-                    Err(_) => {
-                        tracing::debug!(%peer, "a connection without a request is closed");
-                        return;
-                    }
-                },
+                // What it sees changes only while the connection is asked, which is before this.
+                () = late => {
+                    tracing::debug!(%peer, "a connection whose request does not come is closed");
+                    return;
+                }
                 () = draining => {
                     drains = None;
                     connection.as_mut().graceful_shutdown();

@@ -1,7 +1,6 @@
 //! `GET /v1/events`: hints, as server-sent events. A client believes none of them: it asks again.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{RawQuery, State};
@@ -21,12 +20,6 @@ use crate::incoming::{Query, claim_key};
 use crate::principal::Right;
 use crate::refusal::Refusal;
 use crate::replica::Replica;
-
-/// A stream says something at least this often.
-const BEAT: Duration = Duration::from_secs(10);
-
-/// A stream ends then, and its client opens another one.
-const LONGEST: Duration = Duration::from_secs(600);
 
 /// What one client listens to.
 struct Stream {
@@ -73,7 +66,7 @@ impl Stream {
         if !std::mem::replace(&mut self.begun, true) {
             return Some("retry: 1000\n\n".to_owned());
         }
-        let beat = Instant::now() + BEAT;
+        let beat = Instant::now() + self.replica.config.limits.stream_beat;
         let told = loop {
             tokio::select! {
                 biased;
@@ -152,9 +145,9 @@ pub(crate) async fn events(
         caller,
         name,
         reloads: replica.reloads(),
+        until: Instant::now() + replica.config.limits.stream_longest,
         replica,
         receiver,
-        until: Instant::now() + LONGEST,
         begun: false,
         over: false,
         _streams: streams,

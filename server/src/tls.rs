@@ -3,7 +3,6 @@
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use fencelock_core::support::Mutex;
 use fencelock_core::{Error, Result};
@@ -17,9 +16,6 @@ use tokio_rustls::server::TlsStream;
 use webpki::EndEntityCert;
 
 use crate::config::TlsFiles;
-
-/// How long a handshake may take.
-const HANDSHAKE: Duration = Duration::from_secs(5);
 
 /// What accepts TLS; its files may be read again.
 #[derive(Debug)]
@@ -48,9 +44,7 @@ impl Tls {
         stream: TcpStream,
     ) -> io::Result<(TlsStream<TcpStream>, Option<Arc<str>>)> {
         let acceptor = TlsAcceptor::from(Arc::clone(&self.config.lock()));
-        let late = |_| io::Error::new(io::ErrorKind::TimedOut, "the handshake took too long");
-        let accepted = tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await;
-        let stream = accepted.map_err(late)??;
+        let stream = acceptor.accept(stream).await?;
         let certificates = stream.get_ref().1.peer_certificates();
         let name = certificates.and_then(|all| all.first()).and_then(name_in);
         Ok((stream, name))

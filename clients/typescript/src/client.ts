@@ -26,7 +26,7 @@ export interface ClientOptions extends ServiceOptions {
 }
 
 export interface LockOptions {
-  /** The lease, which is renewed while the lock is held; 30000 by default. */
+  /** The lease, which is renewed while the lock is held; by default the service's: 30000, or its longest if that is shorter. */
   ttlMs?: number;
   /** How long to wait for the lock; for ever by default; 0 as `tryLock`. */
   timeoutMs?: number;
@@ -132,9 +132,9 @@ export class Client {
     return {
       name,
       mode: options.mode ?? "exclusive",
-      ttl_ms: Math.ceil(options.ttlMs ?? 30_000),
       lock_delay_ms: Math.ceil(options.lockDelayMs ?? 0),
       owner: this.owner,
+      ...(options.ttlMs === undefined ? {} : { ttl_ms: Math.ceil(options.ttlMs) }),
       ...(options.permitCount === undefined ? {} : { permit_count: options.permitCount }),
       ...(options.label === undefined ? {} : { label: options.label }),
     };
@@ -213,10 +213,10 @@ export class Client {
         } catch (error) {
           if (!(error instanceof NoAnswer)) throw error;
           signal.throwIfAborted();
-          this.service.checkEnd(deadline);
+          failures += 1;
+          this.service.checkEnd(deadline, failures);
           // A poll that the end of the patience cut short says nothing about the service.
           if (now() < deadline) heard = new Unavailable(`lock ${terms.name}: ${error.message}`);
-          failures += 1;
           // A claim that is bound to a replica ends with it: begin anew elsewhere.
           if (claim.isBound && failures > 1) await anew();
           await sleep(Math.min(pauses.next(), deadline - now()), signal);
@@ -233,7 +233,10 @@ export class Client {
           if (late > MOST_LATE_GRANTS) throw heard;
         } else if (answer.status === 202) {
           claim.placed = true;
-          heard = new LockTimeout(`lock ${terms.name} did not come in time`);
+          const { stalled } = answer.body;
+          heard = stalled
+            ? new Unavailable(`lock ${terms.name}: the store grants nothing at this time: ${stalled}`)
+            : new LockTimeout(`lock ${terms.name} did not come in time`);
           // A replica that is about to end answers at once; do not ask it in a busy loop.
           await sleep(sent + LEAST_POLL_MS - now(), signal);
         } else if (answer.problem === "held") {

@@ -23,6 +23,7 @@ export interface Grant {
 
 /** A lock on its way to another process, as data for JSON. Whoever has it may renew and release the lock: it has a secret. */
 export interface Detached extends Terms {
+  ttl_ms: number;
   claim: string;
   token: number;
   key: string;
@@ -149,7 +150,7 @@ export class Lock {
     this.state = "detached";
     this.end();
     const { id: claim, key } = this.claim.identity;
-    return { ...this.claim.terms, claim, token: this.token, key, sequencer: this.sequencer };
+    return { ...this.claim.terms, ttl_ms: this.claim.ttlMs, claim, token: this.token, key, sequencer: this.sequencer };
   }
 
   /** For `await using`: releases. What cannot be confirmed goes on in the background; after a loss nothing is waited for. */
@@ -184,7 +185,7 @@ export class Lock {
   }
 
   private async keep(stop: AbortSignal): Promise<void> {
-    const { ttl_ms: ttl } = this.claim.terms;
+    const ttl = this.claim.ttlMs;
     let due = this.sent + (this.until - this.sent) / 3;
     while (this.state === "held") {
       await sleep(due - now(), stop);

@@ -5,6 +5,8 @@ import { ConfigError, FencelockError, Refused, Unavailable } from "./errors";
 import { Answer, NoAnswer, Transport, now, replicaUrl, sleep, type TransportOptions } from "./http";
 
 const RESPONSE_MS = 2000;
+/** The service's lease for requests that name none, unless its longest is shorter. */
+const DEFAULT_TTL_MS = 30_000;
 /** All replicas have so long to say their store, however short the caller's time is. */
 const LEAST_OPEN_MS = 500;
 /** How often a URL is asked for its store before an answer from there counts as none: behind a balancer, others may say theirs. */
@@ -35,7 +37,8 @@ export interface Terms {
   name: string;
   mode: Mode;
   permit_count?: number;
-  ttl_ms: number;
+  /** The service's default if it is not there. */
+  ttl_ms?: number;
   lock_delay_ms: number;
   owner: string;
   label?: string;
@@ -65,6 +68,8 @@ interface Store extends Partial<Record<(typeof SAME)[number] | (typeof ALIKE)[nu
   binding: "store" | "replica";
   claim_window_ms: number;
   poll_ms: number;
+  min_ttl_ms?: number;
+  max_ttl_ms?: number;
   replica: string;
   advertise?: string | null;
 }
@@ -173,7 +178,7 @@ export class Service {
   /** A replica that answers now. */
   private async find(deadline: number, signal: AbortSignal): Promise<Known> {
     const pauses = new Pauses();
-    for (;;) {
+    for (let failures = 1; ; failures += 1) {
       const url = this.any();
       let why: string;
       try {
@@ -185,7 +190,7 @@ export class Service {
         why = error.message;
       }
       signal.throwIfAborted();
-      this.checkEnd(deadline);
+      this.checkEnd(deadline, failures);
       this.other(url);
       const pause = pauses.next();
       if (now() + pause >= deadline) throw new Unavailable(`the lock service does not answer: ${why}`);
@@ -259,10 +264,14 @@ export class Service {
     throw new NoAnswer(why);
   }
 
-  /** ConfigError if a call has no end, and all replicas say again and again that they serve another store. */
-  checkEnd(deadline: number): void {
+  /**
+   * ConfigError if a call has no end, and all replicas say again and again that they serve another store. What they said to earlier
+   * calls counts only once this one has failed at each of them: one may have been mended since.
+   */
+  checkEnd(deadline: number, failures: number): void {
+    if (deadline < Infinity || failures < this.urls.length) return;
     const said = this.urls.map((url) => this.elsewhere.get(url.href));
-    if (deadline === Infinity && said.every((one) => one && one.times >= MOST_ELSEWHERE)) throw new ConfigError(said[0]!.why);
+    if (said.every((one) => one && one.times >= MOST_ELSEWHERE)) throw new ConfigError(said[0]!.why);
   }
 
   /** A URL whose replica did not say yet that it serves this store is asked before it is used. */
@@ -326,6 +335,12 @@ export class Claim {
 
   get id(): string {
     return this.identity.id;
+  }
+
+  /** The lease. What is not asked for is as the service will have it; what is believed counts from its answers alone. */
+  get ttlMs(): number {
+    const { min_ttl_ms: least = 0, max_ttl_ms: most = Infinity } = this.store;
+    return this.terms.ttl_ms ?? Math.max(Math.min(DEFAULT_TTL_MS, most - this.terms.lock_delay_ms), least);
   }
 
   get isBound(): boolean {
@@ -403,7 +418,7 @@ export class Claim {
   }
 
   private async insist(how: string, valid: boolean): Promise<Outcome> {
-    const until = now() + this.terms.ttl_ms + this.terms.lock_delay_ms;
+    const until = now() + this.ttlMs + this.terms.lock_delay_ms;
     const pauses = new Pauses();
     for (let tries = 1; ; tries += 1) {
       let error: FencelockError;

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::sync::Arc;
+use std::time::Duration;
 
 use fencelock_core::Memory;
 use fencelock_server::{Config, Grant, Principal, Right, Server, TlsFiles};
@@ -195,4 +196,25 @@ async fn certificates_are_read_again_by_themselves() {
     };
     let refused = tokio::time::timeout(std::time::Duration::from_secs(20), refused).await;
     refused.expect("the old certificate is still served");
+}
+
+#[tokio::test]
+async fn a_handshake_has_its_time() {
+    let authority = authority();
+    let mut config = Config::default();
+    config.tls = Some(authority.files(false));
+    config.limits.handshake_timeout = Duration::from_millis(300);
+    let at = replica_with(Arc::new(Memory::new()), config).await;
+    // One that says nothing, and one that says the begin of a greeting.
+    for bytes in [&b""[..], b"\x16\x03\x01\x02\x00"] {
+        let mut stream = TcpStream::connect(at.address()).await.unwrap();
+        stream.write_all(bytes).await.unwrap();
+        let mut rest = Vec::new();
+        let end = stream.read_to_end(&mut rest);
+        let end = tokio::time::timeout(Duration::from_secs(20), end).await;
+        // Bytes that nobody read make it a reset.
+        let _ = end.expect("the connection stays open");
+        assert_eq!(rest, b"");
+    }
+    assert!(authority.take(&at, None).await.is_some(), "no handshake");
 }

@@ -143,7 +143,8 @@ async fn draining_ends_the_streams() {
     let mut events = Events::of_key(&at, &client).await;
     let drained = tokio::spawn(at.drain(PATIENCE));
     assert_eq!(events.next("draining").await, json!({}));
-    while events.read().await {}
+    // The last chunk.
+    events.until("\r\n0\r\n\r\n").await;
     assert_eq!(
         timeout(Duration::from_secs(10), drained)
             .await
@@ -253,4 +254,21 @@ async fn a_stream_and_a_look_end_with_the_right() {
         assert!(!events.text.contains("event:"), "{}", events.text);
     }
     assert!(stays.next("leader").await["token"].is_u64());
+}
+
+#[tokio::test]
+async fn a_stream_says_something_now_and_then_and_ends_once() {
+    let mut config = Config::default();
+    config.limits.stream_beat = Duration::from_millis(100);
+    config.limits.stream_longest = Duration::from_secs(2);
+    let at = replica_with(Arc::new(Memory::new()), config).await;
+    let mut events = Events::of_key(&at, &Client::new()).await;
+    // Comments, so that both sides see that the other one is there.
+    for _ in 0..3 {
+        events.until("\r\n:\n\n").await;
+        events.text.clear();
+    }
+    // The last chunk.
+    events.until("\r\n0\r\n\r\n").await;
+    assert!(!events.text.contains("event:"), "{}", events.text);
 }

@@ -372,6 +372,48 @@ async fn a_slow_body_or_head_ends_the_connection() {
     end.expect("the connection stays open").unwrap();
 }
 
+/// Each head has its own time, which an idle connection does not use up.
+#[tokio::test]
+async fn a_slow_head_ends_a_connection_that_was_of_use_before() {
+    let mut config = Config::default();
+    config.limits.header_timeout = Duration::from_millis(300);
+    let memory = std::sync::Arc::new(fencelock_core::Memory::new());
+    let (at, client) = (replica_with(memory, config).await, Client::new());
+    let path = format!("/v1/claims/{}", client.claim());
+    let take = client.bytes("PUT", &path, &json!({"name": "a"}));
+    let mut stream = TcpStream::connect(at.address()).await.unwrap();
+    for _ in 0..2 {
+        stream.write_all(&take).await.unwrap();
+        answer(&mut stream).await.is(200);
+        tokio::time::sleep(Duration::from_millis(400)).await;
+    }
+    // A head in two parts that comes in time.
+    stream.write_all(&take[..20]).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    stream.write_all(&take[20..]).await.unwrap();
+    answer(&mut stream).await.is(200);
+    // One of which nothing more comes, and one that comes a byte at a time.
+    let mut other = TcpStream::connect(at.address()).await.unwrap();
+    other.write_all(&take).await.unwrap();
+    answer(&mut other).await.is(200);
+    stream.write_all(&take[..20]).await.unwrap();
+    let slowly = async {
+        for byte in take.iter().cycle() {
+            if other.write_all(&[*byte]).await.is_err() {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let mut rest = Vec::new();
+    let end = tokio::io::AsyncReadExt::read_to_end(&mut stream, &mut rest);
+    let both = async { tokio::join!(slowly, end) };
+    let both = tokio::time::timeout(Duration::from_secs(20), both).await;
+    let (_, end) = both.expect("a connection stays open");
+    end.unwrap();
+    assert_eq!(rest, b"");
+}
+
 #[tokio::test]
 async fn a_connection_that_says_nothing_is_closed_and_an_idle_one_stays() {
     let mut config = Config::default();

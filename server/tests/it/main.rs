@@ -11,6 +11,7 @@ mod dashboard;
 mod encrypted;
 mod events;
 mod faults;
+mod http2;
 mod inputs;
 mod lines;
 mod many;

@@ -6,7 +6,7 @@ import { LockHeld, LockLost, connect } from "fencelock";
 const [url, step, file] = process.argv.slice(2);
 const client = connect(url);
 if (step === "take") {
-  const lock = await client.lock("handed", { ttlMs: 30_000, detachable: true });
+  const lock = await client.lock("handed", { detachable: true });
   const data = await lock.detach();
   assert(!lock.isValid() && !lock.signal.aborted);
   assert.throws(() => lock.check(), LockLost);

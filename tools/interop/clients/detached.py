@@ -5,7 +5,7 @@ from fencelock import Client, LockHeld, LockLost
 url, step = sys.argv[1:3]
 with Client(url) as client:
     if step == "take":
-        lock = client.lock("handed", ttl=30, detachable=True)
+        lock = client.lock("handed", detachable=True)
         data = lock.detach()
         assert not lock.is_valid()
         try:

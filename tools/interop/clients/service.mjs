@@ -1,6 +1,6 @@
 // The TypeScript client of the lock service as a program, started with URLS NAME SAME_STORE. One command a line on stdin:
 //
-//     lock TTL_MS TIMEOUT_MS|-  held TOKEN | busy | timeout | unavailable | cancelled | refused STATUS PROBLEM | config MESSAGE; later, unasked:
+//     lock TTL_MS|- TIMEOUT_MS|-  held TOKEN | busy | timeout | unavailable | cancelled | refused STATUS PROBLEM | config MESSAGE; later, unasked:
 //                               lost NS
 //     cancel                    ends the lock command that waits
 //     release                   released | already-expired | not-owner | unavailable
@@ -30,7 +30,8 @@ let waiting;
 
 async function acquire(ttl, timeout) {
   waiting = new AbortController();
-  const options = { ttlMs: Number(ttl), signal: waiting.signal };
+  const options = { signal: waiting.signal };
+  if (ttl !== "-") options.ttlMs = Number(ttl);
   if (timeout !== "-") options.timeoutMs = Number(timeout);
   try {
     const held = await client.lock(name, options);

@@ -20,9 +20,10 @@ class Program:
     async def hold(self, ttl, timeout):
         """Holds within `async with`, so that a loss cancels this task."""
         patience = None if timeout == "-" else int(timeout) / 1000
+        lease = None if ttl == "-" else int(ttl) / 1000
         self.done = asyncio.Event()
         try:
-            async with self.client.lock(name, ttl=int(ttl) / 1000, timeout=patience) as self.held:
+            async with self.client.lock(name, ttl=lease, timeout=patience) as self.held:
                 say("held", self.held.token)
                 await self.done.wait()
         except fencelock.LockLost:

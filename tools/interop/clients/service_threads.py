@@ -20,8 +20,9 @@ class Program:
 
     def lock(self, ttl, timeout):
         patience = None if timeout == "-" else int(timeout) / 1000
+        lease = None if ttl == "-" else int(ttl) / 1000
         try:
-            self.held = self.client.lock(name, ttl=int(ttl) / 1000, timeout=patience)
+            self.held = self.client.lock(name, ttl=lease, timeout=patience)
             say("held", self.held.token)
             threading.Thread(target=self.tell_loss, args=(self.held,), daemon=True).start()
         except fencelock.FencelockError as error:

@@ -135,7 +135,7 @@ class AsyncLock:
             break
         self._detached = self._released = True
         self._end()
-        terms = claim.terms.wire()
+        terms = replace(claim.terms, ttl=claim.ttl).wire()
         return {**terms, "claim": claim.id, "token": self.token, "key": claim.key, "sequencer": self.sequencer}
 
     async def _leave(self) -> None:
@@ -184,7 +184,7 @@ class AsyncLock:
             self._arm()
 
     async def _keep(self) -> None:
-        ttl = self._claim.terms.ttl
+        ttl = self._claim.ttl
         due = self._sent + (self._until - self._sent) / 3
         while True:
             await asyncio.sleep(max(due - now(), 0.0))
@@ -298,7 +298,7 @@ class AsyncClient:
         self,
         name: str,
         *,
-        ttl: float = 30.0,
+        ttl: Optional[float] = None,
         timeout: Optional[float] = None,
         mode: str = "exclusive",
         permit_count: Optional[int] = None,
@@ -308,7 +308,8 @@ class AsyncClient:
     ) -> _Acquire:
         """Waits in the queue until the lock is held, for `timeout` at most; without end by default. 0 is as `try_lock`.
 
-        `ttl` is the lease, which is renewed while the lock is held. `mode` is exclusive, shared, or permit, then with
+        `ttl` is the lease, which is renewed while the lock is held; by default as long as the service says: 30 s, or its longest
+        if that is shorter. `mode` is exclusive, shared, or permit, then with
         `permit_count`: how many may hold it together. The store keeps the lock for `lock_delay` longer when its holder
         vanished. `label` is a note for people. `detachable`: another process is to go on with it; see `AsyncLock.detach`."""
         terms = Terms(name, mode, permit_count, ttl, lock_delay, self._owner, label, detachable)
@@ -319,7 +320,7 @@ class AsyncClient:
         self,
         name: str,
         *,
-        ttl: float = 30.0,
+        ttl: Optional[float] = None,
         mode: str = "exclusive",
         permit_count: Optional[int] = None,
         lock_delay: float = 0.0,
@@ -423,11 +424,11 @@ class AsyncClient:
                 try:
                     answer = await claim.put(queue, wait, min(wait + GRACE_S, left + WAY_BACK_S))
                 except NoAnswer as error:
-                    self._service.check_end(deadline)
+                    failures += 1
+                    self._service.check_end(deadline, failures)
                     # A poll that the end of the patience cut short says nothing about the service.
                     if now() < deadline:
                         heard = Unavailable(f"lock {terms.name}: {error}")
-                    failures += 1
                     # A claim that is bound to a replica ends with it: begin anew elsewhere.
                     if claim.bound and failures > 1:
                         leave()
@@ -453,6 +454,8 @@ class AsyncClient:
                 elif answer.status == 202:
                     claim.placed = True
                     heard = LockTimeout(f"lock {terms.name} did not come in time")
+                    if stalled := answer.body.get("stalled"):
+                        heard = Unavailable(f"lock {terms.name}: the store grants nothing at this time: {stalled}")
                     # A replica that is about to end answers at once; do not ask it in a busy loop.
                     await asyncio.sleep(max(sent + LEAST_POLL_S - now(), 0.0))
                 elif answer.problem == "held":

@@ -15,6 +15,8 @@ from ._errors import ConfigError, FencelockError, Refused, Unavailable
 from ._http import Answer, Http, NoAnswer, now, replica_url
 
 RESPONSE_S = 2.0
+#: The service's lease for requests that name none, unless its longest is shorter.
+DEFAULT_TTL_S = 30.0
 #: All replicas have so long to say their store, however short the caller's time is.
 LEAST_OPEN_S = 0.5
 #: How often a URL is asked for its store before an answer from there counts as none: behind a balancer, others may say theirs.
@@ -33,10 +35,18 @@ class Store:
     is_bound: bool
     claim_window: float
     poll: float
+    min_ttl: float
+    max_ttl: float
 
 
 def _store(body: Dict[str, Any]) -> Store:
-    return Store(body["binding"] == "replica", body["claim_window_ms"] / 1000, body["poll_ms"] / 1000)
+    return Store(
+        body["binding"] == "replica",
+        body["claim_window_ms"] / 1000,
+        body["poll_ms"] / 1000,
+        body.get("min_ttl_ms", 0) / 1000,
+        body.get("max_ttl_ms", float("inf")) / 1000,
+    )
 
 
 @dataclass(frozen=True)
@@ -54,7 +64,8 @@ class Terms:
     name: str
     mode: str
     permit_count: Optional[int]
-    ttl: float
+    #: The service's default if it is None.
+    ttl: Optional[float]
     lock_delay: float
     owner: str
     label: Optional[str]
@@ -66,7 +77,7 @@ class Terms:
             "name": self.name,
             "mode": self.mode,
             "permit_count": self.permit_count,
-            "ttl_ms": round(self.ttl * 1000),
+            "ttl_ms": None if self.ttl is None else round(self.ttl * 1000),
             "lock_delay_ms": round(self.lock_delay * 1000),
             "owner": self.owner,
             "label": self.label,
@@ -167,7 +178,7 @@ class Service:
         """A new claim, at any replica; where the store is bound to replicas, at the one named or at one that answers now."""
         if self._first and (named or not _store(self._first[1]).is_bound):
             return Claim(self, terms, _store(self._first[1]), named)
-        pauses = Pauses()
+        pauses, failures = Pauses(), 0
         while True:
             url = self.any()
             try:
@@ -179,7 +190,8 @@ class Service:
                 break
             except NoAnswer as error:
                 why = str(error)
-            self.check_end(deadline)
+            failures += 1
+            self.check_end(deadline, failures)
             self.other(url)
             pause = pauses.next()
             if now() + pause >= deadline:
@@ -251,10 +263,11 @@ class Service:
             raise NoAnswer(why)
         return body
 
-    def check_end(self, deadline: float) -> None:
-        """ConfigError if a call has no end, and all replicas say again and again that they serve another store."""
+    def check_end(self, deadline: float, failures: int) -> None:
+        """ConfigError if a call has no end, and all replicas say again and again that they serve another store. What they said
+        to earlier calls counts only once this one has failed at each of them: one may have been mended since."""
         said = [self._elsewhere.get(url, (0, "")) for url in self._urls]
-        if deadline == float("inf") and all(times >= MOST_ELSEWHERE for times, _ in said):
+        if deadline == float("inf") and failures >= len(said) and all(times >= MOST_ELSEWHERE for times, _ in said):
             raise ConfigError(said[0][1])
 
     async def check_url(self, url: SplitResult, timeout: float) -> None:
@@ -315,6 +328,13 @@ class Claim:
         self.placed = False
         self._left: Optional[asyncio.Task[str]] = None
 
+    @property
+    def ttl(self) -> float:
+        """The lease. What is not asked for is as the service will have it; what is believed counts from its answers alone."""
+        if self.terms.ttl is not None:
+            return self.terms.ttl
+        return max(min(DEFAULT_TTL_S, self.store.max_ttl - self.terms.lock_delay), self.store.min_ttl)
+
     def named(self, answer: Answer) -> Optional[Replica]:
         """The replica that a problem names, if it names one."""
         if not self.bound or not answer.body.get("replica"):
@@ -372,7 +392,7 @@ class Claim:
         return await self._send("POST", "/release", {**terms, "how": how}, RESPONSE_S)
 
     async def _insist(self, how: str, valid: bool) -> str:
-        until = now() + self.terms.ttl + self.terms.lock_delay
+        until = now() + self.ttl + self.terms.lock_delay
         pauses = Pauses()
         again = False
         while True:

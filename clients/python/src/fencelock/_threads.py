@@ -95,7 +95,7 @@ class Client:
         self,
         name: str,
         *,
-        ttl: float = 30.0,
+        ttl: Optional[float] = None,
         timeout: Optional[float] = None,
         mode: str = "exclusive",
         permit_count: Optional[int] = None,
@@ -106,7 +106,8 @@ class Client:
         """Waits in the queue until the lock is held, for `timeout` at most; without end by default. 0 is as `try_lock`. An
         exception in the waiting thread, such as KeyboardInterrupt, gives up the place.
 
-        `ttl` is the lease, which is renewed while the lock is held. `mode` is exclusive, shared, or permit, then with
+        `ttl` is the lease, which is renewed while the lock is held; by default as long as the service says: 30 s, or its longest
+        if that is shorter. `mode` is exclusive, shared, or permit, then with
         `permit_count`: how many may hold it together. The store keeps the lock for `lock_delay` longer when its holder
         vanished. `label` is a note for people. `detachable`: another process is to go on with it; see `Lock.detach`."""
 
@@ -131,7 +132,7 @@ class Client:
         self,
         name: str,
         *,
-        ttl: float = 30.0,
+        ttl: Optional[float] = None,
         mode: str = "exclusive",
         permit_count: Optional[int] = None,
         lock_delay: float = 0.0,

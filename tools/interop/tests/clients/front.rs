@@ -18,6 +18,8 @@ pub(crate) enum Act {
     PassTo(u16),
     /// It is served, and the answer says that it is from the replica with this id.
     PassAs(String),
+    /// It is served, and if the claim waits, the answer says that the store grants nothing at this time.
+    PassStalled,
     /// It is served, and its answer is lost: the connection stays open and silent.
     LoseAnswer,
     /// It is served, and its answer comes after the notification.
@@ -133,6 +135,7 @@ impl Fronts {
                     };
                     match act {
                         Act::PassAs(id) => answer = from_replica(&answer, &id),
+                        Act::PassStalled => answer = stalled(&answer),
                         Act::LoseAnswer => {
                             // Until the client gives up.
                             drop(client.read(&mut [0]).await);
@@ -164,6 +167,18 @@ fn from_replica(answer: &str, id: &str) -> String {
     let name = "fencelock-replica: ";
     let (before, rest) = answer.split_once(name).expect("it names its replica");
     format!("{before}{name}{id}{}", &rest[id.len()..])
+}
+
+/// The answer to a claim that waits, as if the store granted nothing at this time.
+fn stalled(answer: &str) -> String {
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+    let waiting = r#""state":"waiting""#;
+    let stalled = body.replace(waiting, &format!(r#"{waiting},"stalled":"it rests""#));
+    let length = |body: &str| format!("content-length: {}", body.len());
+    format!(
+        "{}\r\n\r\n{stalled}",
+        head.replace(&length(body), &length(&stalled))
+    )
 }
 
 /// One request or answer with its body; none at the end of the connection.

@@ -10,6 +10,7 @@ use crate::service::{Service, assert_nothing_left, urls};
 for_each_client!(
     an_unavailable_store_is_asked_again,
     a_quota_is_waited_for,
+    a_store_that_grants_nothing_is_not_busy,
     what_cannot_be_done_is_refused,
     redirects_are_not_followed,
     a_bound_claim_that_has_ended_begins_anew,
@@ -72,6 +73,26 @@ async fn a_quota_is_waited_for(language: Language) {
     assert_eq!(program.ask("close").await, "closed");
     let after = fronts.requests().split_off(before);
     assert!(after.iter().all(Request::is_put), "{after:?}");
+}
+
+async fn a_store_that_grants_nothing_is_not_busy(language: Language) {
+    let service = Service::start();
+    let _held = service.library().await.lock("stalled").await;
+    let fronts = Fronts::new(|_| Act::PassStalled);
+    let port = fronts.before(service.replicas[0].port()).await;
+    let mut program = Program::start(language, &urls([port.number()]), "stalled").await;
+    // More than one poll.
+    assert_eq!(program.ask("lock 5000 1300").await, "unavailable");
+    // What was heard last counts.
+    let mut is_first = true;
+    fronts.set(move |request| match request.is_put() && is_first {
+        true => {
+            is_first = false;
+            Act::PassStalled
+        }
+        false => Act::Pass,
+    });
+    assert_eq!(program.ask("lock 5000 1300").await, "timeout");
 }
 
 async fn what_cannot_be_done_is_refused(language: Language) {

@@ -8,13 +8,14 @@ use fencelock_testbed::Redis;
 use crate::for_each_client;
 use crate::front::{Act, Fronts, Request};
 use crate::program::{Language, Program};
-use crate::service::{Service, assert_nothing_left, urls};
+use crate::service::{Replica, Service, assert_nothing_left, urls};
 
 for_each_client!(
     replicas_of_two_stores_are_refused,
     one_store_by_two_names_is_vouched_for,
     a_replica_that_comes_back_with_another_store_is_not_used,
     a_call_without_a_timeout_ends_when_all_serve_another_store,
+    one_replica_that_is_mended_is_enough,
     another_store_renews_and_ends_no_hold,
     a_replica_that_did_not_answer_is_asked_before_it_is_used,
     a_replica_is_asked_for_its_store_once,
@@ -113,6 +114,40 @@ async fn a_call_without_a_timeout_ends_when_all_serve_another_store(language: La
     // Whoever mends it need not restart the program.
     service.replicas[0].restart_on(service.redis.url());
     program.held("lock 5000 -").await;
+}
+
+async fn one_replica_that_is_mended_is_enough(language: Language) {
+    let service = Service::start();
+    let elsewhere = Redis::start().expect("redis-server");
+    let others = [0, 1].map(|_| Replica::start(elsewhere.url()));
+    let fronts = Fronts::new(|_| Act::Pass);
+    let mut ports = Vec::new();
+    for replica in &service.replicas {
+        ports.push(fronts.before(replica.port()).await);
+    }
+    let addresses = urls(ports.iter().map(fencelock_testbed::Port::number));
+    let mut program = Program::start(language, &addresses, "mended").await;
+    program.held("lock 5000 -").await;
+    assert_eq!(program.ask("release").await, "released");
+    let first = ports[0].number();
+    let [wrong, other_wrong] = others.each_ref().map(Replica::port);
+    let to_wrong = move |port| match port == first {
+        true => Act::PassTo(wrong),
+        false => Act::PassTo(other_wrong),
+    };
+    fronts.set(move |request| to_wrong(request.port));
+    let said = program.ask("lock 5000 -").await;
+    assert!(said.starts_with("config "), "{said}");
+    // One is mended, and the other one is asked first.
+    let mut asked_first = None;
+    fronts.set(
+        move |request| match *asked_first.get_or_insert(request.port) == request.port {
+            true => to_wrong(request.port),
+            false => Act::Pass,
+        },
+    );
+    program.held("lock 5000 -").await;
+    assert_eq!(program.ask("release").await, "released");
 }
 
 async fn another_store_renews_and_ends_no_hold(language: Language) {

@@ -3,14 +3,17 @@
 use std::time::{Duration, Instant};
 
 use fencelock::Client;
+use fencelock_testbed::{Dir, Redis};
 
 use crate::for_each_client;
+use crate::front::{Act, Fronts, Request};
 use crate::program::{Language, Program};
-use crate::service::{Service, assert_nothing_left, await_waiters};
+use crate::service::{Replica, Service, assert_nothing_left, await_waiters, urls};
 
 for_each_client!(
     the_queue_is_served_in_order,
     a_hold_lasts_longer_than_its_lease,
+    a_lease_that_is_not_named_is_as_the_service_says,
     waiting_that_is_cancelled_leaves_nothing,
     waiting_that_runs_out_leaves_nothing,
     closing_releases_and_ends_waiting,
@@ -57,6 +60,28 @@ async fn a_hold_lasts_longer_than_its_lease(language: Language) {
     assert_eq!(program.ask("release").await, "released");
     let guard = library.lock("long").await.expect("granted");
     assert!(guard.token().get() > token);
+}
+
+async fn a_lease_that_is_not_named_is_as_the_service_says(language: Language) {
+    let redis = Redis::start().expect("redis-server");
+    let dir = Dir::new("serve").expect("a directory");
+    let config = dir.join("config.toml");
+    std::fs::write(&config, "[serve.limits]\nmax_ttl = \"800ms\"\n").expect("written");
+    let replica = Replica::start_with(redis.url(), &["--config", &config]);
+    let fronts = Fronts::new(|_| Act::Pass);
+    let port = fronts.before(replica.port()).await;
+    let mut program = Program::start(language, &urls([port.number()]), "unnamed").await;
+    program.held("lock - -").await;
+    // Three leases.
+    program.assert_silent(Duration::from_millis(2400)).await;
+    assert_eq!(program.ask("valid").await, "true");
+    assert_eq!(program.ask("release").await, "released");
+    let requests = fronts.requests();
+    let renewals = requests.iter().filter(|request| request.is_renewal());
+    // Each third of a lease.
+    assert!((6..=12).contains(&renewals.count()), "{requests:?}");
+    let named = |request: &&Request| request.text.contains("ttl_ms");
+    assert_eq!(requests.iter().find(named).map(Request::line), None);
 }
 
 async fn waiting_that_is_cancelled_leaves_nothing(language: Language) {

@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use std::process::Command;
 
 use fencelock_testbed::{
-    Etcd, Failure, Flow, MariaDb, Port, Postgres, Proxy, Redis, Result, Worker,
+    Etcd, Failure, Flow, MariaDb, Port, Postgres, Proxy, Redis, Result, Worker, ZooKeeper,
 };
 
 use super::etcd::keys_left as etcd_left;
@@ -178,6 +178,44 @@ impl Behind for Etcd {
     }
 }
 
+/// A claim belongs to the replica that took it, and ends with it.
+impl Behind for ZooKeeper {
+    fn name(&self) -> &'static str {
+        "http-zookeeper"
+    }
+
+    fn port(&self) -> u16 {
+        Self::port(self)
+    }
+
+    fn url_at(&self, port: u16) -> String {
+        format!("zookeeper://127.0.0.1:{port}")
+    }
+
+    fn kill9(&self) {
+        Self::kill9(self);
+    }
+
+    fn restart(&mut self) -> Result<()> {
+        Self::restart(self)
+    }
+
+    fn kill_connections(&self) -> Result<()> {
+        // Its administrator cannot.
+        Ok(())
+    }
+
+    fn window(&self) -> u64 {
+        // A session of six seconds, and the time in which a server notices its end.
+        6500
+    }
+
+    fn forgets_after(&self) -> u64 {
+        // The session of a replica that was killed.
+        6500
+    }
+}
+
 struct Node {
     relaunch: Relaunch,
     /// The URL of the store through `to_store`.
@@ -258,6 +296,10 @@ pub(super) fn start_mariadb(relaunch: &Relaunch) -> Result<Box<dyn TestStore>> {
 
 pub(super) fn start_etcd(relaunch: &Relaunch) -> Result<Box<dyn TestStore>> {
     start(relaunch, Etcd::start()?)
+}
+
+pub(super) fn start_zookeeper(relaunch: &Relaunch) -> Result<Box<dyn TestStore>> {
+    start(relaunch, ZooKeeper::start()?)
 }
 
 fn start(relaunch: &Relaunch, behind: impl Behind + 'static) -> Result<Box<dyn TestStore>> {

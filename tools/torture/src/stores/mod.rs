@@ -104,6 +104,11 @@ const KINDS: &[(&str, &str, Start)] = &[
         "two replicas of the lock service before one etcd, which own their claims",
         http::start_etcd,
     ),
+    (
+        "http-zookeeper",
+        "two replicas of the lock service before one ZooKeeper, which own their claims",
+        http::start_zookeeper,
+    ),
 ];
 
 /// The names at `--start` with their descriptions.
