@@ -123,7 +123,7 @@ impl Known {
             floor,
         };
         if old == new {
-            // Its tokens go on as they were, and so does its line.
+            // Its tokens go on as they were, and so does its queue.
             return Ok(one(place(old)?, Token(0)));
         }
         let (first, second) = match self.phase {

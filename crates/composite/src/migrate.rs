@@ -58,7 +58,8 @@ const GRACE: Duration = Duration::from_secs(1);
 #[must_use = "call open or migration"]
 pub struct Migrate {
     set: String,
-    maps: Result<Maps>,
+    /// Those before and after, where shards are added or removed.
+    sets: Option<Box<[Shards; 2]>>,
     /// Those of both maps.
     stores: Vec<Shard>,
     breaker: bool,
@@ -67,14 +68,9 @@ pub struct Migrate {
 impl Migrate {
     /// From the old store to the new one. Their ids are `from` and `to`, whatever is said here.
     pub fn between(from: impl Into<Shard>, to: impl Into<Shard>) -> Self {
-        let map = |id| Map::new([(id, 1)], KeyRule::default());
-        let maps = map(FROM).and_then(|old| {
-            let (new, sets) = (map(TO)?, None);
-            Ok(Maps { old, new, sets })
-        });
         let stores = [(FROM, from.into()), (TO, to.into())];
         let stores = stores.map(|(id, shard)| Shard::new(id, shard.store));
-        Self::of(maps, stores.into())
+        Self::of(None, stores.into())
     }
 
     /// From one set of shards to another one, in which shards were added or removed. A shard that stays has its id, and is on
@@ -104,30 +100,41 @@ impl Migrate {
     /// # }
     /// ```
     pub fn shards(from: Shards, to: Shards) -> Self {
-        let maps = from.map().and_then(|old| {
-            let maps = Maps {
-                old,
-                new: to.map()?,
-                sets: Some([from.set.clone(), to.set.clone()]),
-            };
-            maps.check().map(|()| maps)
-        });
-        let mut stores = from.shards;
-        for shard in to.shards {
+        let mut stores = from.shards.clone();
+        for shard in &to.shards {
             if stores.iter().all(|known| known.id != shard.id) {
-                stores.push(shard);
+                stores.push(shard.clone());
             }
         }
-        Self::of(maps, stores)
+        Self::of(Some(Box::new([from, to])), stores)
     }
 
-    fn of(maps: Result<Maps>, stores: Vec<Shard>) -> Self {
+    fn of(sets: Option<Box<[Shards; 2]>>, stores: Vec<Shard>) -> Self {
         Self {
             set: SET.to_owned(),
-            maps,
+            sets,
             stores,
             breaker: true,
         }
+    }
+
+    fn maps(&self) -> Result<Maps> {
+        check_name(&self.set)?;
+        let Some([from, to]) = self.sets.as_deref() else {
+            let map = |id| Map::new([(id, 1)], KeyRule::default());
+            return Ok(Maps {
+                old: map(FROM)?,
+                new: map(TO)?,
+                sets: None,
+            });
+        };
+        let maps = Maps {
+            old: from.map()?,
+            new: to.map()?,
+            sets: Some([from.set.clone(), to.set.clone()]),
+        };
+        maps.check()?;
+        Ok(maps)
     }
 
     /// The name of the set, which the record of each store has: `migrate` by default.
@@ -146,8 +153,8 @@ impl Migrate {
     ///
     /// # Errors
     /// [`Error::Invalid`] if they do not.
-    pub fn check(self) -> Result<()> {
-        self.migration().map(|_| ())
+    pub fn check(&self) -> Result<()> {
+        self.maps().map(|_| ())
     }
 
     /// What prepares the migration and makes its steps.
@@ -155,8 +162,8 @@ impl Migrate {
     /// # Errors
     /// As [`check`](Self::check).
     pub fn migration(self) -> Result<Migration> {
-        check_name(&self.set)?;
-        Ok(Migration::new(self.set, self.maps?, self.stores))
+        let maps = self.maps()?;
+        Ok(Migration::new(self.set, maps, self.stores))
     }
 
     /// Opens the stores that answer, and goes on reading their records until the engine is closed or dropped.
@@ -165,8 +172,7 @@ impl Migrate {
     /// [`Error::Config`] if no store has a record, or one says something else: the other store (swapped URLs), or another set.
     /// [`Error::Unavailable`] if no store with a record answers.
     pub async fn open(self) -> Result<Moving> {
-        check_name(&self.set)?;
-        self.maps?;
+        self.check()?;
         let (joining, events) = Joining::channel();
         let ids = self.stores.iter().map(|shard| shard.id.clone());
         let common = Arc::new(Common {

@@ -2,8 +2,8 @@
 //! URL percent-encoded.
 
 use std::any::Any;
-use std::fmt;
 use std::sync::Arc;
+use std::{fmt, mem};
 
 use async_trait::async_trait;
 use fencelock_composite::{Migrate, Migration, Opening, Shard};
@@ -11,7 +11,7 @@ use fencelock_core::engine::StoreOptions;
 use fencelock_core::{Engine, Error, Result, StoreUrl};
 
 use crate::member::{Member, Options, opener};
-use crate::shards::{self, ShardSet};
+use crate::shards::ShardSet;
 
 /// The scheme.
 pub(crate) const SCHEME: &str = "migrate";
@@ -185,47 +185,37 @@ fn sides(
     from: Options,
     to: Options,
 ) -> Result<Sides, Wrong> {
-    let mut given = Vec::new();
-    for (id, options) in [(FROM, from), (TO, to)] {
-        given.push((id, options.map_err(|error| Wrong::new(set, id, &error))?));
-    }
-    let shards = given
-        .iter_mut()
-        .map(|(_, options)| options.url().scheme == shards::SCHEME);
-    match shards.collect::<Vec<_>>()[..] {
-        [false, false] => {}
-        [true, true] => return shard_sets(url, set, given),
+    let wrong = |id| move |error| Wrong::new(set, id, &error);
+    let (from, to) = (from.map_err(wrong(FROM))?, to.map_err(wrong(TO))?);
+    match (shard_set(from), shard_set(to)) {
+        (Ok(from), Ok(to)) => shard_sets(url, set, [from, to]),
+        (Err(from), Err(to)) => {
+            let from = Member::new("the old store", Ok(from)).map_err(wrong(FROM))?;
+            let to = Member::new("the new store", Ok(to)).map_err(wrong(TO))?;
+            Ok(Sides::Stores([Arc::new(from), Arc::new(to)]))
+        }
         _ => {
             let why = "one is a set of shards, and the other one is not; locks move from one store to another, or between two sets \
                        of shards";
-            return Err(Wrong::new(set, FROM, &url.refuse(why)));
+            Err(Wrong::new(set, FROM, &url.refuse(why)))
         }
     }
-    let mut members = Vec::new();
-    for ((id, store), what) in given.into_iter().zip(["the old store", "the new store"]) {
-        let member = Member::new(what, Ok(store));
-        members.push(Arc::new(
-            member.map_err(|error| Wrong::new(set, id, &error))?,
-        ));
+}
+
+/// The set of shards that these options are, or the options themselves.
+fn shard_set(mut options: Box<dyn StoreOptions>) -> Result<ShardSet, Box<dyn StoreOptions>> {
+    let any: &mut dyn Any = &mut *options;
+    match any.downcast_mut::<ShardSet>() {
+        Some(set) => Ok(mem::replace(set, ShardSet::new(""))),
+        None => Err(options),
     }
-    let two = members.try_into();
-    two.map(Sides::Stores)
-        .map_err(|_| Wrong::new(set, FROM, &Error::Closed))
 }
 
 fn shard_sets(
     url: &mut StoreUrl,
     set: Option<&str>,
-    given: Vec<(&str, Box<dyn StoreOptions>)>,
+    mut sets: [ShardSet; 2],
 ) -> Result<Sides, Wrong> {
-    let mut sets = Vec::new();
-    for (_, options) in given {
-        let options: Box<dyn Any> = options;
-        // Nothing else has that scheme.
-        sets.extend(options.downcast::<ShardSet>().map(|set| *set));
-    }
-    let two: Result<[ShardSet; 2], _> = sets.try_into();
-    let mut sets = two.map_err(|_| Wrong::new(set, FROM, &Error::Closed))?;
     let refuse = |url: &StoreUrl, why: String| Err(Wrong::new(set, TO, &url.refuse(why)));
     let [from, to] = sets.each_mut().map(|set| set.url_mut().take("prefix"));
     if from != to {

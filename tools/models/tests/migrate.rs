@@ -26,6 +26,37 @@ const fn away(start: u8, walks: u8) -> Migration {
     }
 }
 
+/// As it is built: near the ends knowledge carries a grant as long as a hold.
+const fn relaxed(walk: Migration) -> Migration {
+    Migration {
+        relaxed: true,
+        ..walk
+    }
+}
+
+/// On into a second change.
+const fn second(start: u8, walks: u8) -> Migration {
+    Migration {
+        second: true,
+        ..away(start, walks)
+    }
+}
+
+/// Where one store may lose its record.
+const fn losses(walk: Migration) -> Migration {
+    Migration {
+        losses: true,
+        ..walk
+    }
+}
+
+const fn with(mutant: Mutant, walk: Migration) -> Migration {
+    Migration {
+        mutant: Some(mutant),
+        ..walk
+    }
+}
+
 /// Searches all, and returns the number of states.
 fn holds(migration: Migration) -> usize {
     let begin = Instant::now();
@@ -48,19 +79,35 @@ fn holds(migration: Migration) -> usize {
 
 #[test]
 fn no_schedule_breaks_a_walk() {
-    // Through the hush.
-    let mut states = holds(away(1, 1));
+    // Through the hush; and a second change, which begins when the first is over.
+    let mut states = holds(away(1, 1)) + holds(relaxed(second(4, 4)));
     if whole() {
-        let variant = |mutant, walk| Migration {
-            mutant: Some(mutant),
-            ..walk
-        };
         let larger = [
             away(1, 3),
             away(3, 1),
-            variant(Mutant::Relaxed, away(0, 3)),
-            variant(Mutant::Relaxed, away(4, 3)),
-            variant(Mutant::HushNeedsNoPair, away(1, 1)),
+            relaxed(away(0, 3)),
+            relaxed(away(4, 3)),
+            // A second change, which may meet the first one that goes back.
+            Migration {
+                one_way: false,
+                ..relaxed(second(4, 2))
+            },
+            with(Mutant::HushNeedsNoPair, away(1, 1)),
+        ];
+        states += larger.map(holds).iter().sum::<usize>();
+    }
+    println!("{states} states in all");
+    assert!(states > 100_000, "only {states} states");
+}
+
+/// Back to where it came from, the hush takes no floor, and the tokens go on; by whatever way the record says where it came from.
+#[test]
+fn no_schedule_breaks_a_hush_that_goes_back() {
+    let mut states = holds(relaxed(Migration::from(1, 2)));
+    if whole() {
+        let larger = [
+            relaxed(Migration::from(3, 2)),
+            losses(Migration::from(2, 0)),
         ];
         states += larger.map(holds).iter().sum::<usize>();
     }
@@ -89,17 +136,15 @@ fn ways_to_build_it_wrong_are_found() {
         (Mutant::TakesOneOfTwo, ONE_BELIEVES, away(1, 1)),
         (Mutant::IgnoresFloor, TOKENS_INCREASE, away(1, 1)),
         (Mutant::NoFloor, TOKENS_INCREASE, away(1, 1)),
+        (Mutant::NoRecordIsOld, TOKENS_INCREASE, losses(away(4, 1))),
+        (Mutant::NoFloorBack, TOKENS_INCREASE, away(3, 2)),
         (
-            Mutant::NoRecordIsOld,
+            Mutant::NoSecondFloor,
             TOKENS_INCREASE,
-            Migration {
-                losses: true,
-                ..away(4, 1)
-            },
+            relaxed(second(4, 4)),
         ),
     ] {
-        let mutant = Some(mutant);
-        breaks(broken, Migration { mutant, ..walk });
+        breaks(broken, with(mutant, walk));
     }
 }
 
@@ -123,8 +168,21 @@ fn ways_that_need_long_walks_are_found() {
                 ..away(1, 3)
             },
         ),
+        (
+            Mutant::LostRecordKeepsOrigin,
+            TOKENS_INCREASE,
+            losses(Migration::from(2, 0)),
+        ),
+        (Mutant::SecondBeforeTheEnd, ONE_BELIEVES, second(1, 4)),
+        (
+            Mutant::SecondIsHasty,
+            TOKENS_INCREASE,
+            Migration {
+                hold: 4,
+                ..relaxed(second(4, 4))
+            },
+        ),
     ] {
-        let mutant = Some(mutant);
-        breaks(broken, Migration { mutant, ..walk });
+        breaks(broken, with(mutant, walk));
     }
 }

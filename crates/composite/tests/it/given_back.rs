@@ -1,11 +1,15 @@
 //! A set that moves, before it begins: what `prepare` refuses, what `doctor` sees, and how a store is given back.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use fencelock_composite::{How, Migrate, Migration, Phase, Prepare, Stepped};
-use fencelock_core::{Client, Engine, Error, Memory};
+use fencelock_core::engine::{Cursor, Page};
+use fencelock_core::layers::Layer;
+use fencelock_core::{Client, Engine, Error, LockView, Memory};
+use tokio::sync::watch;
 
 use crate::moving::{NoRecord, PACE, TIGHT, TTL, Two, token};
 
@@ -51,6 +55,37 @@ async fn a_lock_delay_that_was_not_allowed_is_refused_with_the_way_to_it() {
     assert!(!refused.contains("connection"), "{refused}");
 }
 
+/// A store that says how often its locks were listed.
+#[derive(Debug)]
+struct Listed {
+    engine: Arc<dyn Engine>,
+    listed: watch::Sender<u32>,
+}
+
+#[async_trait::async_trait]
+impl Layer for Listed {
+    fn below(&self) -> &dyn Engine {
+        &*self.engine
+    }
+
+    async fn list(
+        &self,
+        prefix: &str,
+        at: Option<Cursor>,
+        limit: usize,
+    ) -> Result<Page<LockView>, Error> {
+        let page = self.engine.inspect().list(prefix, at, limit).await;
+        self.listed.send_modify(|count| *count += 1);
+        page
+    }
+}
+
+impl fmt::Display for Listed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.engine.fmt(f)
+    }
+}
+
 /// What is counted and who is named are of one moment.
 #[tokio::test]
 async fn status_counts_and_names_the_same() {
@@ -58,14 +93,19 @@ async fn status_counts_and_names_the_same() {
     let forgotten = Client::new(Arc::new(two.old.another())).unwrap();
     let guard = forgotten.lock("x").await.unwrap();
     two.begin().await;
-    let status = two.migration();
+    let (listed, mut lists) = watch::channel(0);
+    let engine = Arc::new(two.old.another());
+    let old = Arc::new(Listed { engine, listed }) as Arc<dyn Engine>;
+    let new = Arc::new(two.new.another()) as Arc<dyn Engine>;
+    let stores = Migrate::between(("from", old), ("to", new)).set("orders");
+    let status = stores.migration().unwrap();
     let ends = async {
-        // It looks once a second, for three.
-        tokio::time::sleep(Duration::from_millis(1500)).await;
+        lists.wait_for(|count| *count > 0).await.unwrap();
         guard.release().await.unwrap();
     };
     let (status, ()) = tokio::join!(status.status(), ends);
     let status = status.unwrap();
+    assert!(*lists.borrow() > 1, "it was seen once, and then no more");
     assert_eq!((status.held, status.unpaired), (Some((0, 0, 0)), vec![]));
 }
 

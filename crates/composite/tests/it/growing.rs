@@ -203,7 +203,7 @@ async fn a_name_that_stays_is_not_disturbed() {
         })
         .await;
     }
-    let line = async || {
+    let queue = async || {
         let view = change.stores[0]
             .inspect()
             .look(&LockName::new(&name).unwrap())
@@ -213,13 +213,13 @@ async fn a_name_that_stays_is_not_disturbed() {
         let waits = view.waiters.into_iter().map(|waiter| waiter.label);
         claims.chain(waits).flatten().collect::<Vec<_>>()
     };
-    let before = line().await;
+    let before = queue().await;
     assert_eq!(before, ["0", "1", "2"]);
     change.begin().await;
     change.finish(Phase::BothNew).await;
     change.finish(Phase::New).await;
     change.abort().await;
-    assert_eq!(line().await, before);
+    assert_eq!(queue().await, before);
     assert_eq!(change.held(&name).await, [1, 0, 0]);
     assert!(guard.is_valid());
     let mut last = guard.token();

@@ -1,6 +1,6 @@
 //! The bounds of a search, and the rules of the phases.
 
-use super::state::{GRANT, Mutant, NEW, OLD};
+use super::state::{GRANT, Mutant, NEW, OLD, SECOND};
 
 /// A model of a migration, and its bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +21,10 @@ pub struct Migration {
     pub losses: bool,
     /// Whether the phase only moves away from the start.
     pub one_way: bool,
+    /// Near the ends knowledge carries a grant as long as a hold, and the hush waits for that.
+    pub relaxed: bool,
+    /// Whether a second change may follow, back to the store from which the first one came, with records of its own.
+    pub second: bool,
     /// The fault that is built in, or a variant.
     pub mutant: Option<Mutant>,
 }
@@ -38,6 +42,8 @@ impl Migration {
             outages: false,
             losses: false,
             one_way: false,
+            relaxed: false,
+            second: false,
             mutant: None,
         }
     }
@@ -47,26 +53,29 @@ impl Migration {
     }
 
     /// The stores that a hold needs.
-    pub(super) const fn needs(&self, phase: u8) -> [bool; 2] {
-        match phase {
+    pub(super) fn needs(&self, phase: u8) -> [bool; 2] {
+        let needs = match phase % SECOND {
             0 | 1 => [true, false],
             2 if self.is(Mutant::HushNeedsNoPair) => [true, false],
             2 => [true, true],
             _ => [false, true],
-        }
+        };
+        in_order(phase, needs)
     }
 
     /// The stores that a new grant takes, and the one whose token it has.
-    pub(super) const fn takes(&self, phase: u8) -> Option<([bool; 2], usize)> {
-        Some(match phase {
-            0 => ([true, false], OLD),
-            1 if self.is(Mutant::TakesOneOfTwo) => ([true, false], OLD),
-            1 => ([true, true], OLD),
-            3 if self.is(Mutant::TakesOneOfTwo) => ([false, true], NEW),
-            3 => ([true, true], NEW),
-            4 => ([false, true], NEW),
+    pub(super) fn takes(&self, phase: u8) -> Option<([bool; 2], usize)> {
+        let [first, second] = order(phase);
+        let (takes, counts) = match phase % SECOND {
+            0 => ([true, false], first),
+            1 if self.is(Mutant::TakesOneOfTwo) => ([true, false], first),
+            1 => ([true, true], first),
+            3 if self.is(Mutant::TakesOneOfTwo) => ([false, true], second),
+            3 => ([true, true], second),
+            4 => ([false, true], second),
             _ => return None,
-        })
+        };
+        Some((in_order(phase, takes), counts))
     }
 
     /// How long both records must have said the same before the next step.
@@ -74,10 +83,25 @@ impl Migration {
         if self.is(Mutant::StepsAtOnce) {
             return 0;
         }
-        let relaxed = self.is(Mutant::Relaxed) && to == 2 && from != 2;
-        match (to == 0 || to == 4 || relaxed) && !self.is(Mutant::LastStepAsOthers) {
+        let hasty = self.is(Mutant::SecondIsHasty) && to > SECOND;
+        let relaxed = self.relaxed && to % SECOND == 2 && from != to && !hasty;
+        let end = matches!(to % SECOND, 0 | 4);
+        match (end || relaxed) && !self.is(Mutant::LastStepAsOthers) {
             true => self.hold,
             false => GRANT,
         }
     }
+}
+
+/// The store that is left and the one that is moved to, by the change of this phase.
+pub(super) const fn order(phase: u8) -> [usize; 2] {
+    match phase < SECOND {
+        true => [OLD, NEW],
+        false => [NEW, OLD],
+    }
+}
+
+/// What is said of those two, by store.
+fn in_order(phase: u8, of: [bool; 2]) -> [bool; 2] {
+    order(phase).map(|store| of[store])
 }

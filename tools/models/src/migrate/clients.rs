@@ -1,7 +1,8 @@
 //! What clients do.
 
+use super::bounds::order;
 use super::model::Steps;
-use super::state::{Broken, Event, GRANT, Holder, LEASE, Mutant, NONE, OLD};
+use super::state::{Broken, Event, GRANT, Holder, LEASE, Mutant, NONE, SECOND};
 
 impl Steps<'_> {
     pub(super) fn client(&mut self, client: usize) {
@@ -36,8 +37,14 @@ impl Steps<'_> {
                 record => record,
             };
             let mut to = self.from;
+            let of_second = phase >= SECOND;
+            if to.clients[client].of_second != of_second {
+                // Another program, which begins anew.
+                to.let_go(client);
+            }
             let own = &mut to.clients[client];
             (own.phase, own.age, own.floors) = (phase, ago, floors);
+            own.of_second = of_second;
             let event = Event::Hears {
                 client,
                 store,
@@ -51,12 +58,15 @@ impl Steps<'_> {
     /// Takes a store, prolongs what it has there, or completes what it holds.
     fn takes(&mut self, client: usize, store: usize) {
         let (own, of) = (self.from.clients[client], self.from.stores[store]);
-        let may = match own.phase {
-            0 => store == OLD,
+        if own.phase == NONE {
+            return;
+        }
+        let [first, second] = order(own.phase);
+        let may = match own.phase % SECOND {
+            0 => store == first,
             1 | 3 if self.migration.is(Mutant::TakesOneOfTwo) => true,
-            1..=3 => store == OLD || own.left != [0; 2],
-            4 => store != OLD,
-            _ => false,
+            1..=3 => store == first || own.left != [0; 2],
+            _ => store == second,
         };
         let mine = of.holder == Holder::Client(client);
         let admitted = mine || (of.holder == Holder::Nobody && of.draws < self.migration.draws);
@@ -94,13 +104,13 @@ impl Steps<'_> {
     /// Begins to believe, if it has all that its phase asks for.
     fn believes(&mut self, client: usize) {
         let own = self.from.clients[client];
-        if own.believes || own.phase > 4 || self.from.grants >= self.migration.grants {
+        if own.believes || own.phase == NONE || self.from.grants >= self.migration.grants {
             return;
         }
         let Some((needs, counts)) = self.migration.takes(own.phase) else {
             return;
         };
-        let at_an_end = self.migration.is(Mutant::Relaxed) && matches!(own.phase, 0 | 4);
+        let at_an_end = self.migration.relaxed && matches!(own.phase % SECOND, 0 | 4);
         let long = at_an_end || self.migration.is(Mutant::GrantsByOldKnowledge);
         let carries = if long { self.migration.hold } else { GRANT };
         let has = |store: usize| own.left[store] > 0 && own.tokens[store] > 0;

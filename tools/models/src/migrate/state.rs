@@ -7,7 +7,10 @@ pub(super) const LEASE: u8 = 2;
 /// For how many ticks knowledge carries a new grant.
 pub(super) const GRANT: u8 = 1;
 /// No record, or no knowledge.
-pub(super) const NONE: u8 = 9;
+pub(super) const NONE: u8 = 15;
+
+/// The phase of the second change that is the first of it: the stores have changed their parts.
+pub(super) const SECOND: u8 = 5;
 
 pub(super) const OLD: usize = 0;
 pub(super) const NEW: usize = 1;
@@ -39,16 +42,26 @@ pub enum Mutant {
     NoRecordIsOld,
     /// In the hush a hold may have the old store alone. The search finds nothing wrong with it.
     HushNeedsNoPair,
+    /// On the way back the hush takes no floor, wherever it came from.
+    NoFloorBack,
+    /// A store that has lost its record gets back from where the other one knows the hush to have come.
+    LostRecordKeepsOrigin,
+    /// The floor of the first change is thought to do for the second one.
+    NoSecondFloor,
+    /// The second change does not wait for those who know the first one only.
+    SecondIsHasty,
+    /// The second change begins before the first is over.
+    SecondBeforeTheEnd,
     /// A grant by knowledge that is good for a hold only.
     GrantsByOldKnowledge,
-    /// Not wrong: near the ends knowledge carries a grant as long as a hold, and the hush waits for that.
-    Relaxed,
 }
 
 /// What a client knows and has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Client {
     pub(super) phase: u8,
+    /// Whether it is a program of the second change.
+    pub(super) of_second: bool,
     /// How old that knowledge is.
     pub(super) age: u8,
     pub(super) floors: [u8; 2],
@@ -75,6 +88,8 @@ pub(super) struct Store {
     pub(super) counter: u8,
     pub(super) draws: u8,
     pub(super) record: u8,
+    /// Part of the record: in the hush, the phase before it.
+    pub(super) hush_from: u8,
     pub(super) floors: [u8; 2],
     /// Record and floors before the last tick.
     pub(super) before: (u8, [u8; 2]),
@@ -150,8 +165,10 @@ pub enum Event {
     Intrudes(u8),
     /// The floor is taken, for the tokens of this store.
     TakesFloor(usize),
-    /// The old store's record goes on to this phase.
+    /// The record that decides goes on to this phase.
     Phase(u8),
+    /// The first change goes back a step while the second one is prepared.
+    Meets,
 }
 
 /// A step, and where it leads.
@@ -208,6 +225,7 @@ impl Client {
     pub(super) const fn new(age: u8) -> Self {
         Self {
             phase: NONE,
+            of_second: false,
             age,
             floors: [0; 2],
             left: [0; 2],

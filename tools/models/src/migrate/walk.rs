@@ -1,7 +1,8 @@
 //! What administrators do: they write the records, and walk through the phases.
 
+use super::bounds::order;
 use super::model::Steps;
-use super::state::{Event, Mutant, NEW, NONE, OLD, State};
+use super::state::{Event, Mutant, NEW, NONE, OLD, SECOND, State};
 
 impl Steps<'_> {
     pub(super) fn walk(&mut self) {
@@ -15,23 +16,63 @@ impl Steps<'_> {
             let to = match (old, to) {
                 (1, 2) if self.migration.is(Mutant::NoHush) => 3,
                 (3, 2) if self.migration.is(Mutant::NoHush) => 1,
+                // The second change, of a set of its own.
+                (SECOND, 4) => continue,
                 _ => to,
             };
             self.go(old, to);
         }
+        let over = old == 4 || old == 3 && self.migration.is(Mutant::SecondBeforeTheEnd);
+        if self.migration.second && over && from.walks < self.migration.walks {
+            self.begin_second();
+        }
     }
 
-    /// A record that was lost comes back from the other store, and the new store's follows the old one's.
+    /// A second change takes the store that is in charge for its old one, whose record decides from now on. It does not wait:
+    /// by what is known of the first change's last phase, holds need the same store.
+    fn begin_second(&mut self) {
+        let mut to = self.from;
+        if to.stores[NEW].up {
+            to.stores[NEW].record = SECOND;
+            to.stores[NEW].floors = [0; 2];
+            to.stores[NEW].hush_from = NONE;
+            to.ready = None;
+            to.walks += 1;
+            to.since = 0;
+            self.add(Event::Phase(SECOND), to);
+        }
+    }
+
+    /// A record that was lost comes back from the other store, and the one that does not decide follows the one that does.
     fn repair(&mut self, old: u8, new: u8) {
         let from = self.from;
-        let (source, target) = if old == NONE { (NEW, OLD) } else { (OLD, NEW) };
+        let second = |record| record != NONE && record >= SECOND;
+        let decides = if second(old) || second(new) { NEW } else { OLD };
+        if (decides, old) == (NEW, 4) && !self.migration.one_way {
+            let mut to = from;
+            to.stores[OLD].record = 3;
+            self.add(Event::Meets, to);
+        }
+        if (decides, old) == (NEW, 3) && !self.migration.is(Mutant::SecondBeforeTheEnd) {
+            // Neither goes on: each finds the other's record.
+            return;
+        }
+        let lost = from.stores[decides].record == NONE;
+        let target = if lost { decides } else { 1 - decides };
         if from.stores[OLD].up && from.stores[NEW].up {
             let mut to = from;
+            let source = from.stores[1 - target];
+            let own = &mut to.stores[target];
             if self.migration.is(Mutant::CountsFromAnswer) {
-                to.stores[target].before = (new, from.stores[target].floors);
+                own.before = (own.record, own.floors);
             }
-            to.stores[target].record = from.stores[source].record;
-            to.stores[target].floors = from.stores[source].floors;
+            (own.record, own.floors) = (source.record, source.floors);
+            // What was lost may have been the end of the hush.
+            let forgets = lost && !self.migration.is(Mutant::LostRecordKeepsOrigin);
+            own.hush_from = if forgets { NONE } else { source.hush_from };
+            if lost {
+                to.ready = None;
+            }
             to.since = 0;
             self.add(Event::Repairs(target), to);
         }
@@ -58,7 +99,7 @@ impl Steps<'_> {
             Some(Mutant::NoFloor) => false,
             Some(Mutant::FloorBeforeHush) => phase == migration.start,
             Some(Mutant::NoHush) => phase == 1 || phase == 3,
-            _ => phase == 2,
+            _ => phase % SECOND == 2,
         };
         let both_up = from.stores[OLD].up && from.stores[NEW].up;
         let waited = from.since >= migration.pause_before(phase, phase);
@@ -79,37 +120,50 @@ impl Steps<'_> {
 
     fn go(&mut self, old: u8, phase: u8) {
         let (from, migration) = (self.from, self.migration);
+        let [arbiter, next] = order(old);
+        let forward = phase > old;
         // It may not stop in the middle, where nothing is granted.
-        let may = phase <= 4 && (from.walks < migration.walks || old == 2) && from.stores[OLD].up;
-        let turns = migration.one_way && (phase < old) != (migration.start > 2);
+        let walks = from.walks < migration.walks || old % SECOND == 2;
+        let may = phase <= SECOND + 4 && phase != SECOND && walks && from.stores[arbiter].up;
+        let turns = migration.one_way && forward == (migration.start > 2 && !migration.second);
         if !may || turns || from.since < migration.pause_before(old, phase) {
             return;
         }
         let mut to = from;
         let jumps = migration.is(Mutant::NoHush) && old.abs_diff(phase) == 2;
-        let decides = (old == 2 && phase != 2) || jumps;
-        if decides && !migration.is(Mutant::NoFloor) && !set_floor(&mut to, phase > old) {
+        let origin = to.stores[arbiter].hush_from;
+        let counts = if forward { next } else { arbiter };
+        let wrong = match migration.mutant {
+            Some(Mutant::NoFloor) => true,
+            Some(Mutant::NoFloorBack) => !forward,
+            Some(Mutant::NoSecondFloor) => old > SECOND,
+            _ => false,
+        };
+        // Back to where the hush came from, the tokens go on as they were.
+        let decides = (old % SECOND == 2 && phase != old && origin != phase) || jumps;
+        if decides && !wrong && !set_floor(&mut to, arbiter, counts) {
             return;
         }
-        if phase == 2 && !migration.is(Mutant::FloorBeforeHush) {
+        if !migration.is(Mutant::FloorBeforeHush) {
             to.ready = None;
         }
+        let decider = &mut to.stores[arbiter];
         if migration.is(Mutant::CountsFromAnswer) {
-            to.stores[OLD].before = (old, from.stores[OLD].floors);
+            decider.before = (old, decider.floors);
         }
-        to.stores[OLD].record = phase;
+        decider.record = phase;
+        decider.hush_from = if phase % SECOND == 2 { old } else { NONE };
         to.walks += 1;
         to.since = 0;
         self.add(Event::Phase(phase), to);
     }
 }
 
-/// Writes the floor with the record. `false` if it was not taken for this direction.
-fn set_floor(to: &mut State, forward: bool) -> bool {
-    let counts = if forward { NEW } else { OLD };
+/// Writes the floor with the record. `false` if it was not taken for this store.
+fn set_floor(to: &mut State, arbiter: usize, counts: usize) -> bool {
     match to.ready {
         Some((target, floor)) if target == counts => {
-            to.stores[OLD].floors[counts] = floor;
+            to.stores[arbiter].floors[counts] = floor;
             to.ready = None;
             true
         }
