@@ -12,6 +12,13 @@
 //! | 2, the hush | is not given | | both |
 //! | 3 | old, then new | new | new |
 //! | 4 | new | new | new |
+//!
+//! Each step out of the hush takes a new floor for the tokens that count next, but for the one back to where the hush came from:
+//! the record says where that is, and one that was lost does not.
+//!
+//! When the first change is over, a second one may follow, back to the store from which the first one came, by records of its own
+//! (phases 5 to 9 are its phases 0 to 4, with the stores' parts changed). Its programs are others than those of the first, which
+//! may still hold and take locks by what they know.
 
 mod bounds;
 mod clients;
