@@ -72,6 +72,16 @@ fn no_file_is_found_by_the_working_directory() {
         "{}",
         lost.err
     );
+    // Nobody names a file, and this machine has none.
+    let mut unnamed = named.0.command(&["run", "job", "--", "echo", "ran"]);
+    unnamed.env_remove("FENCELOCK_CONFIG");
+    let unnamed = finish(unnamed);
+    assert_eq!((unnamed.code, unnamed.out.as_str()), (78, ""));
+    assert!(
+        unnamed.err.contains("/etc/fencelock/fencelock.toml"),
+        "{}",
+        unnamed.err
+    );
     let unknown = named.run(&["ls", "--store", "@nobody"]);
     assert_eq!(unknown.code, 78);
     assert!(

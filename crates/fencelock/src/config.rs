@@ -59,7 +59,7 @@ impl Config {
     /// # Errors
     /// As [`load`](Self::load).
     pub fn find() -> Result<Self> {
-        Self::load(fencelock_config::path(None))
+        Self::load(fencelock_config::path())
     }
 
     /// Reads the text of a file, whose name is for errors.

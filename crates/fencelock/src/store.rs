@@ -51,7 +51,7 @@ impl Store {
 /// A store of the configuration file.
 #[cfg(feature = "config")]
 fn of_name(name: &str) -> Store {
-    let stores = fencelock_config::Stores::load(fencelock_config::path(None));
+    let stores = fencelock_config::Stores::load(fencelock_config::path());
     match stores {
         Ok(stores) => of_file(&stores, name),
         Err(error) => Store(Err(error)),

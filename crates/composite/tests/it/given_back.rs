@@ -127,10 +127,16 @@ async fn doctor_looks_at_the_new_store_before_the_move_begins() {
     assert!(usual(&text), "{text}");
     let text = findings(Arc::new(Memory::new())).await;
     assert!(text.contains("[to] it has no record"), "{text}");
-    let engine = Arc::new(two.new.another());
-    let cut = Arc::new(AtomicBool::new(true));
-    let text = findings(Arc::new(NoRecord { engine, cut })).await;
+    let cut = || {
+        let engine = Arc::new(two.new.another());
+        let cut = Arc::new(AtomicBool::new(true));
+        Arc::new(NoRecord { engine, cut })
+    };
+    let text = findings(cut()).await;
     assert!(text.contains("cannot begin"), "{text}");
+    two.begin().await;
+    let text = findings(cut()).await;
+    assert!(text.contains("locks that need this store"), "{text}");
 }
 
 #[tokio::test]

@@ -232,6 +232,28 @@ async fn a_name_that_stays_is_not_disturbed() {
     }
 }
 
+/// So a shard that does not answer delays no renewal of another's.
+#[tokio::test]
+async fn names_of_other_shards_are_renewed_apart() {
+    let change = Change::prepared(2, 3).await;
+    change.set_phase(1, 2).await;
+    let engine = change.engine().await;
+    let lane = |before, after| {
+        let name = LockName::new(&change.name(before, after)).unwrap();
+        engine.lane(&name)
+    };
+    let lanes = [
+        lane("a", "a"),
+        lane("b", "b"),
+        lane("a", "c"),
+        lane("b", "c"),
+    ];
+    let mut apart = lanes.to_vec();
+    apart.sort_unstable();
+    apart.dedup();
+    assert_eq!(apart.len(), lanes.len(), "{lanes:?}");
+}
+
 /// Nothing is granted of what moves, and everything of what stays.
 #[tokio::test]
 async fn a_name_that_stays_has_no_hush() {
@@ -290,12 +312,19 @@ async fn a_hold_that_moves_lives_through_all_steps() {
         change.held(&name).await == [0, 1, 1]
     })
     .await;
+    let listed = async || {
+        let listed = client.list("").await.unwrap().into_iter();
+        listed.map(|view| view.name.to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(listed().await, [name.as_str()]);
     change.finish(Phase::BothNew).await;
     assert_eq!(
         client.look(&name).await.unwrap().token(),
         Some(guard.token())
     );
+    assert_eq!(listed().await, [name.as_str()]);
     change.finish(Phase::New).await;
+    assert_eq!(listed().await, [name.as_str()]);
     until("the old shard is left", async || {
         change.held(&name).await == [0, 0, 1]
     })
@@ -338,6 +367,9 @@ async fn a_set_of_shards_by_itself_is_refused_while_names_are_on_their_way() {
     assert_eq!((opens(true).await, opens(false).await), (false, false));
     change.finish(Phase::New).await;
     assert_eq!((opens(true).await, opens(false).await), (false, true));
+    // The shards of one set, by the name of the other.
+    let other = change.shards(3).set("orders").open().await;
+    assert!(matches!(other, Err(Error::Config { .. })), "{other:?}");
     assert!(change.after().init().await.is_err());
 }
 
@@ -500,6 +532,8 @@ async fn a_change_follows_a_change() {
 #[tokio::test]
 async fn an_old_shard_that_is_gone_cannot_be_left_out() {
     let change = Change::prepared(2, 3).await;
+    change.begin().await;
+    change.finish(Phase::BothNew).await;
     let migration = change.stores().migration().unwrap();
     let refused = migration.finish_without_old(&How::new("test")).await;
     assert!(

@@ -1,12 +1,17 @@
 //! Making, opening and using a set of stores in memory.
 
-use std::sync::Arc;
+use std::fmt;
+use std::sync::{Arc, Mutex};
 
 use fencelock_composite::{KeyRule, Opening, Routed};
-use fencelock_core::engine::{Claim, Cursor, HeldClaim, RecordChange, Renewal, Standing};
-use fencelock_core::layers::Prefix;
+use fencelock_core::engine::{
+    Claim, Cursor, Grant, HeldClaim, Leave, Place, Record, RecordChange, Renewal, Standing,
+    Withdrawn,
+};
+use fencelock_core::layers::{Layer, Prefix};
 use fencelock_core::{
-    ClaimIds, Client, Engine, Error, Evict, Finding, LockName, LossReason, Memory, Release,
+    ClaimIds, Client, Engine, Error, Evict, Finding, LockName, LockView, LossReason, Memory,
+    Release, Result,
 };
 
 use crate::{World, name_on, until};
@@ -325,4 +330,86 @@ async fn only_the_stores_that_are_needed_are_opened() {
     set.close().await.unwrap();
     let looked = set.inspect().look(&LockName::new(&name).unwrap()).await;
     assert!(matches!(looked, Err(Error::Closed)), "{looked:?}");
+}
+
+/// A store that says what it was asked.
+#[derive(Debug)]
+struct Asked {
+    engine: Arc<dyn Engine>,
+    asked: Arc<Mutex<Vec<&'static str>>>,
+}
+
+impl Asked {
+    fn note(&self, what: &'static str) {
+        self.asked.lock().unwrap().push(what);
+    }
+}
+
+#[async_trait::async_trait]
+impl Layer for Asked {
+    fn below(&self) -> &dyn Engine {
+        &*self.engine
+    }
+
+    async fn place(&self, claim: &Claim) -> Result<Standing> {
+        self.note("place");
+        self.engine.place(claim).await
+    }
+
+    async fn wait(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
+        self.note("wait");
+        self.engine.wait(claim, place).await
+    }
+
+    async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
+        self.note("renew");
+        self.engine.renew(held).await
+    }
+
+    async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
+        self.note("withdraw");
+        self.engine.withdraw(claim, how).await
+    }
+
+    async fn record(&self, scope: &str, change: Option<&RecordChange>) -> Result<Record> {
+        self.note("record");
+        self.engine.record(scope, change).await
+    }
+
+    async fn look(&self, name: &LockName) -> Result<LockView> {
+        self.note("look");
+        self.engine.inspect().look(name).await
+    }
+}
+
+impl fmt::Display for Asked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.engine.fmt(f)
+    }
+}
+
+/// A lock costs what it costs without the set: its record is read when the set is opened.
+#[tokio::test]
+async fn a_take_asks_its_shard_once_and_no_other() {
+    let world = World::made(2).await;
+    let asked: [Arc<Mutex<Vec<_>>>; 2] = Default::default();
+    let shards = ["a", "b"].into_iter().enumerate().map(|(at, id)| {
+        let engine = Arc::new(world.store(at).another());
+        let asked = Arc::clone(&asked[at]);
+        (id, Arc::new(Asked { engine, asked }) as Arc<dyn Engine>)
+    });
+    let set = Routed::shards(shards).set("orders").open().await.unwrap();
+    let set = Arc::new(set);
+    let client = Client::new(set.clone()).unwrap();
+    let took = || {
+        asked
+            .each_ref()
+            .map(|of| std::mem::take(&mut *of.lock().unwrap()))
+    };
+    assert_eq!(took(), [["record"], ["record"]]);
+    let name = name_on(&set, "b");
+    for _ in 0..2 {
+        client.lock(&name).await.unwrap().release().await.unwrap();
+        assert_eq!(took(), [vec![], vec!["place", "withdraw"]]);
+    }
 }

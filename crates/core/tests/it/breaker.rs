@@ -107,6 +107,26 @@ async fn it_opens_after_five_failures_in_a_row_and_fails_without_asking() {
     assert!(parts.iter().all(|part| text.contains(part)), "{text}");
 }
 
+/// After a pause, one of many.
+#[tokio::test(start_paused = true)]
+async fn one_request_asks_a_store_that_is_away() {
+    let behind = Behind::new(&World::new());
+    behind.trip().await;
+    // The first pause is a quarter of a second at most.
+    tokio::time::advance(ms(250)).await;
+    behind.faults.next([Trouble::Hold]);
+    let (breaker, claim) = (behind.breaker.clone(), behind.claim("x"));
+    let probe = tokio::spawn(async move { breaker.place(&claim).await });
+    settle().await;
+    let error = behind.breaker.place(&behind.claim("y")).await.unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("another request asks it now"), "{text}");
+    behind.go(false);
+    behind.faults.open(1);
+    probe.await.unwrap().unwrap();
+    behind.breaker.place(&behind.claim("y")).await.unwrap();
+}
+
 #[tokio::test(start_paused = true)]
 async fn it_opens_after_two_seconds_without_an_answer() {
     let behind = Behind::new(&World::new());
