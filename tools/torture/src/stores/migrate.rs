@@ -16,7 +16,7 @@ use super::store::{STALE_QUEUE, TestStore, keys_left, kill_clients, unknown};
 use crate::fault::FaultKind;
 use crate::history::Rule;
 
-const RECORD: &str = "fencelock:record";
+pub(super) const RECORD: &str = "fencelock:record";
 
 const SET: &str = "torture";
 
@@ -200,7 +200,7 @@ async fn attempt(
     }
 }
 
-fn on_a_thread(work: impl Future<Output = Result<()>> + Send + 'static) -> Result<()> {
+pub(super) fn on_a_thread(work: impl Future<Output = Result<()>> + Send + 'static) -> Result<()> {
     let run = move || {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -216,7 +216,7 @@ fn on_a_thread(work: impl Future<Output = Result<()>> + Send + 'static) -> Resul
 }
 
 /// As an option has it.
-fn encoded(url: &str) -> String {
+pub(super) fn encoded(url: &str) -> String {
     let url = url.replace('%', "%25").replace('?', "%3F");
     url.replace('&', "%26")
 }

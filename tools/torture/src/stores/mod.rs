@@ -7,6 +7,7 @@ mod http;
 mod migrate;
 mod redis;
 mod redlock;
+mod shards;
 mod sql;
 mod sqlite;
 mod store;
@@ -54,6 +55,11 @@ const KINDS: &[(&str, &str, Start)] = &[
         "migrate-shards",
         "two Redis servers as shards, to which a third one is added, and removed",
         |_| migrate::start_shards(),
+    ),
+    (
+        "shards",
+        "three Redis servers as shards, of which one after the other is away",
+        |_| shards::start(),
     ),
     (
         "redlock",
