@@ -234,7 +234,10 @@ fn reload(args: &Serve, file: Option<&PathBuf>, begun: &Settings, servers: &[Ser
     });
     match reloaded {
         Ok(()) => say("read again: principals, rights and certificates; all else needs a restart"),
-        Err(failure) => drop(failure.report()),
+        Err(failure) => {
+            let _ = failure.report();
+            say("the file was not taken: the principals and rights of before stay");
+        }
     }
 }
 

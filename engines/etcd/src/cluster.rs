@@ -15,7 +15,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::config::Config;
-use crate::connection::{Connection, OpenError};
+use crate::connection::{Connection, OpenError, Turn};
 use crate::error::{RequestError, is_refusal};
 use crate::single_flight::SingleFlight;
 
@@ -172,7 +172,7 @@ impl Cluster {
         Error::unavailable(&self.config.store, action, cause)
     }
 
-    /// Sends one request, and waits for the reply until the timeout.
+    /// Sends one request when it is its turn, and waits for the reply until the timeout.
     pub(crate) async fn request<T, F>(
         &self,
         action: impl Fn() -> String,
@@ -181,19 +181,55 @@ impl Cluster {
     where
         F: Future<Output = Result<T, Driver>>,
     {
+        let (connection, _turn) = self.turn(&action).await.map_err(RequestError::not_sent)?;
+        self.send(&connection, action, send).await
+    }
+
+    /// The same at once, for what keeps sessions alive: it must not wait behind thousands of others.
+    pub(crate) async fn request_at_once<T, F>(
+        &self,
+        action: impl Fn() -> String,
+        send: impl FnOnce(Arc<Connection>) -> F,
+    ) -> Result<T, RequestError>
+    where
+        F: Future<Output = Result<T, Driver>>,
+    {
         let connection = self.connection().await.map_err(RequestError::not_sent)?;
+        self.send(&connection, action, send).await
+    }
+
+    /// The current connection, as soon as it has room for another request. If it is given up meanwhile, the next one, once.
+    async fn turn(&self, action: impl Fn() -> String) -> Result<(Arc<Connection>, Turn)> {
+        for _ in 0..2 {
+            let connection = self.connection().await?;
+            if let Some(turn) = connection.turn().await {
+                return Ok((connection, turn));
+            }
+        }
+        Err(self.no_answer(&action(), self.config.response_timeout))
+    }
+
+    async fn send<T, F>(
+        &self,
+        connection: &Arc<Connection>,
+        action: impl Fn() -> String,
+        send: impl FnOnce(Arc<Connection>) -> F,
+    ) -> Result<T, RequestError>
+    where
+        F: Future<Output = Result<T, Driver>>,
+    {
         let limit = self.config.response_timeout;
-        match timeout(limit, send(Arc::clone(&connection))).await {
+        match timeout(limit, send(Arc::clone(connection))).await {
             Ok(Ok(reply)) => Ok(reply),
             Ok(Err(error)) => {
                 if !is_refusal(&error) {
-                    self.give_up(&connection);
+                    self.give_up(connection);
                 }
                 let store = &self.config.store;
                 Err(RequestError::from_driver(store, &action(), &error))
             }
             Err(_) => {
-                self.give_up(&connection);
+                self.give_up(connection);
                 let error = self.no_answer(&action(), limit);
                 Err(RequestError::no_reply(error))
             }

@@ -12,13 +12,20 @@ use fencelock_core::Error;
 use fencelock_core::support::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::sync::watch;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::timeout;
 
 use crate::config::Config;
 use crate::error::{explain, full_text, is_refusal};
 use crate::layout::BASE;
 use crate::watches::{Watch, Watches};
+
+/// How many requests are under way at once. More would not be served sooner, and the last of many thousands would have its answer
+/// only after its timeout: then the connection is given up, and all that wait begin again.
+const AT_ONCE: usize = 256;
+
+/// The right to have a request under way.
+pub(crate) type Turn = OwnedSemaphorePermit;
 
 pub(crate) struct Connection {
     pub(crate) kv: KvClient,
@@ -27,6 +34,7 @@ pub(crate) struct Connection {
     pub(crate) cluster: ClusterClient,
     pub(crate) maintenance: MaintenanceClient,
     broken: Arc<watch::Sender<bool>>,
+    turns: Arc<Semaphore>,
     /// A watch that ends with the connection.
     guard: Mutex<Option<Watch>>,
     /// Its number among the connections of this client.
@@ -73,6 +81,7 @@ impl Connection {
             cluster: client.cluster_client(),
             maintenance: client.maintenance_client(),
             broken,
+            turns: Arc::new(Semaphore::new(AT_ONCE)),
             guard: Mutex::default(),
             number,
             revision,
@@ -90,8 +99,16 @@ impl Connection {
         *self.broken.borrow()
     }
 
+    /// What waits for its turn then goes to the next connection.
     pub(crate) fn give_up(&self) {
         self.broken.send_replace(true);
+        self.turns.close();
+    }
+
+    /// Waits until fewer than [`AT_ONCE`] requests are under way. `None` if the connection is given up.
+    pub(crate) async fn turn(&self) -> Option<Turn> {
+        let turn = Arc::clone(&self.turns).acquire_owned().await.ok();
+        turn.filter(|_| !self.is_broken())
     }
 
     /// Whether the end of this connection would be noticed.

@@ -102,7 +102,9 @@ impl Cluster {
     /// Creates a lease: its id, and how long the server keeps it.
     pub(crate) async fn grant_lease(&self, seconds: i64) -> Result<(i64, Duration), RequestError> {
         let send = |on: Arc<Connection>| async move { on.lease.clone().grant(seconds, None).await };
-        let granted = self.request(|| "beginning a session".into(), send).await?;
+        let granted = self
+            .request_at_once(|| "beginning a session".into(), send)
+            .await?;
         Ok((granted.id(), whole_seconds(granted.ttl())))
     }
 
@@ -111,7 +113,7 @@ impl Cluster {
             // A stream for each request, so that a late reply is never taken for the reply to a later one.
             on.lease.clone().keep_alive(lease).await.map(drop)
         };
-        self.request(|| "keeping a session alive".into(), send)
+        self.request_at_once(|| "keeping a session alive".into(), send)
             .await
     }
 
@@ -144,7 +146,10 @@ impl Cluster {
         let send = |on: Arc<Connection>| async move {
             on.lease.clone().time_to_live(lease, Some(options)).await
         };
-        match self.request(|| "asking about a session".into(), send).await {
+        match self
+            .request_at_once(|| "asking about a session".into(), send)
+            .await
+        {
             Ok(reply) if reply.ttl() < 0 => Ok(None),
             Ok(reply) => {
                 let keys = reply.keys().iter().map(|key| key.to_vec()).collect();

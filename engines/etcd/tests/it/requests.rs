@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use fencelock::{Client, Error};
-use fencelock_testbed::Etcd;
+use fencelock_testbed::{Etcd, Flow, Proxy};
 use futures_util::future::join_all;
 
 use crate::{client, soon, until, wait_for, waiters};
@@ -217,4 +217,35 @@ async fn one_keepalive_serves_all_holds() {
     // About two for each renewal of the session, however many holds it has.
     assert!(asked < 30, "{asked} requests in {:?}", begun.elapsed());
     assert!(guards.iter().all(fencelock::Guard::is_valid));
+}
+
+/// A server that is late with its answers gets no more than it can work on, and what was not sent fails with the rest.
+#[tokio::test(flavor = "multi_thread")]
+async fn thousands_of_requests_are_not_sent_at_once() {
+    const TAKES: u64 = 1000;
+    let etcd = Etcd::start().unwrap();
+    let proxy = Proxy::start(etcd.port(0)).unwrap();
+    let url = format!("{}?response-timeout=1s", etcd.url_at(&[proxy.port()]));
+    let one = fencelock::connect(&url).await.unwrap();
+    one.lock("warm").await.unwrap().release().await.unwrap();
+    let before = requests(&etcd);
+    proxy.answers(Flow::Hold);
+    let takes = (0..TAKES).map(|i| {
+        let one = one.clone();
+        tokio::spawn(async move { one.try_lock(&format!("a/{i}")).await })
+    });
+    let taken = soon("all answers", join_all(takes.collect::<Vec<_>>())).await;
+    for taken in taken {
+        let error = taken.unwrap().unwrap_err();
+        assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+    }
+    let sent = requests(&etcd) - before;
+    assert!(sent < TAKES / 2, "{sent} requests");
+    proxy.answers(Flow::Pass);
+    soon("a lock", one.lock("b"))
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
 }
