@@ -20,8 +20,8 @@ use crate::error::{explain, full_text, is_refusal};
 use crate::layout::BASE;
 use crate::watches::{Watch, Watches};
 
-/// How many requests are under way at once. More would not be served sooner, and the last of many thousands would have its answer
-/// only after its timeout: then the connection is given up, and all that wait begin again.
+/// How many requests are under way at once. The server works on fewer; others wait for their turn, and for that time their timeout
+/// does not run. Else the last of many thousands ran out of time, which gives the connection up, and all that wait begin again.
 const AT_ONCE: usize = 256;
 
 /// The right to have a request under way.

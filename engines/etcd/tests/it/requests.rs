@@ -219,33 +219,24 @@ async fn one_keepalive_serves_all_holds() {
     assert!(guards.iter().all(fencelock::Guard::is_valid));
 }
 
-/// A server that is late with its answers gets no more than it can work on, and what was not sent fails with the rest.
+/// What waits for its turn has not begun to wait for its answer. The server takes some hundred requests of a connection at once, so
+/// the last of these has its answer after three seconds.
 #[tokio::test(flavor = "multi_thread")]
-async fn thousands_of_requests_are_not_sent_at_once() {
-    const TAKES: u64 = 1000;
+async fn a_request_that_waits_for_its_turn_does_not_run_out_of_time() {
     let etcd = Etcd::start().unwrap();
     let proxy = Proxy::start(etcd.port(0)).unwrap();
-    let url = format!("{}?response-timeout=1s", etcd.url_at(&[proxy.port()]));
+    let url = format!("{}?response-timeout=2s", etcd.url_at(&[proxy.port()]));
     let one = fencelock::connect(&url).await.unwrap();
     one.lock("warm").await.unwrap().release().await.unwrap();
-    let before = requests(&etcd);
-    proxy.answers(Flow::Hold);
-    let takes = (0..TAKES).map(|i| {
+    proxy.answers(Flow::Delay(Duration::from_millis(250)));
+    let takes = (0..1200).map(|i| {
         let one = one.clone();
         tokio::spawn(async move { one.try_lock(&format!("a/{i}")).await })
     });
     let taken = soon("all answers", join_all(takes.collect::<Vec<_>>())).await;
-    for taken in taken {
-        let error = taken.unwrap().unwrap_err();
-        assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
-    }
-    let sent = requests(&etcd) - before;
-    assert!(sent < TAKES / 2, "{sent} requests");
-    proxy.answers(Flow::Pass);
-    soon("a lock", one.lock("b"))
-        .await
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
+    let guards: Vec<_> = taken
+        .into_iter()
+        .map(|taken| taken.unwrap().unwrap())
+        .collect();
+    assert!(guards.iter().all(fencelock::Guard::is_valid));
 }
