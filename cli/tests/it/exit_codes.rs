@@ -143,7 +143,7 @@ fn ended_while_waiting(fixture: &Fixture) {
 /// 75 when `--max-hold` is over.
 fn max_hold(fixture: &Fixture) {
     let script = "trap 'echo asked; exit 0' TERM; while :; do sleep 60 & wait; done";
-    let ran = fixture.run(&["run", "--max-hold", "300ms", "a", "-c", script]);
+    let ran = fixture.run(&["run", "--max-hold", "2s", "a", "-c", script]);
     assert_eq!((ran.code, ran.out.as_str()), (75, "asked\n"), "{}", ran.err);
     assert!(ran.err.contains("--max-hold"), "{}", ran.err);
 }

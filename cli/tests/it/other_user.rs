@@ -61,7 +61,7 @@ fn a_command_that_became_root_keeps_the_lock_until_it_ends() {
         "--ttl",
         "2s",
         "--max-hold",
-        "300ms",
+        "2s",
         "--kill-after",
         "100ms",
         "a",
@@ -73,7 +73,7 @@ fn a_command_that_became_root_keeps_the_lock_until_it_ends() {
     );
     let command: i32 = running.line().parse().unwrap();
     // Longer than `--max-hold` and `--kill-after`.
-    std::thread::sleep(Duration::from_secs(1));
+    std::thread::sleep(Duration::from_secs(3));
     assert!(lives(command));
     assert_eq!(fixture.run(&["run", "-n", "a", "--", "true"]).code, 1);
     fs::write(fixture.path("over"), "").unwrap();
@@ -94,16 +94,7 @@ fn a_command_that_became_root_keeps_the_lock_until_it_ends() {
 fn a_part_of_a_command_that_became_root_keeps_the_lock_for_its_lease() {
     let Some(fixture) = fixture() else { return };
     let script = "./root sleep 60 & echo $$ $!; wait";
-    let words = [
-        "run",
-        "--ttl",
-        "3s",
-        "--max-hold",
-        "300ms",
-        "a",
-        "-c",
-        script,
-    ];
+    let words = ["run", "--ttl", "6s", "--max-hold", "2s", "a", "-c", script];
     let mut running = as_nobody(&fixture, &words);
     let line = running.line();
     let (command, part) = line.split_once(' ').unwrap();
