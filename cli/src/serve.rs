@@ -275,3 +275,22 @@ impl Signals {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+    use crate::args::Cli;
+
+    #[test]
+    fn the_help_names_every_variable() {
+        let mut command = Cli::command();
+        command.build();
+        let serve = command.find_subcommand_mut("serve").unwrap();
+        let help = serve.render_help().to_string();
+        for variable in [CONFIG, LISTEN, ADVERTISE, STORE] {
+            assert!(help.contains(&format!("${variable}")), "{variable}: {help}");
+        }
+    }
+}
