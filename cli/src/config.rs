@@ -63,7 +63,7 @@ fn describe(url: &str) -> Result<String, Failure> {
 fn check_service(file: &Config) -> Result<(), Failure> {
     let name = file.file();
     let text = std::fs::read_to_string(name);
-    let text = text.map_err(|error| Failure::new(code::CONFIG, format!("{name}: {error}")))?;
+    let text = text.map_err(|error| fencelock::Error::config_file(name, error.to_string()))?;
     let settings = fencelock_server::Settings::read(name, &text)?;
     settings.check_files()?;
     match settings.store {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencelock::{Engine, Purpose};
+use fencelock::{Engine, Error, Purpose};
 use fencelock_server::{BearerToken, Server, Service, Settings};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -122,7 +122,7 @@ fn settings(args: &Serve, file: Option<&PathBuf>) -> Result<Settings, Failure> {
     if let Some(file) = file {
         let name = file.display().to_string();
         let text = std::fs::read_to_string(file);
-        let text = text.map_err(|error| Failure::new(code::CONFIG, format!("{name}: {error}")))?;
+        let text = text.map_err(|error| Error::config_file(&name, error.to_string()))?;
         settings = Settings::read(&name, &text)?;
     }
     if let Some(advertise) = args.advertise.clone().or_else(|| variable(ADVERTISE)) {

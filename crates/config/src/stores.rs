@@ -74,15 +74,15 @@ impl Stores {
     /// Reads a file.
     ///
     /// # Errors
-    /// As [`read`](Self::read), and [`Error::Config`] if the file cannot be read.
+    /// As [`read`](Self::read), and [`Error::ConfigFile`] if the file cannot be read.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         let file = path.as_ref().display().to_string();
         let text = std::fs::read_to_string(path.as_ref()).map_err(|error| {
             let why = format!(
-                "configuration file: {error}; name another one with --config FILE or ${}",
+                "{error}; name another one with --config FILE or ${}",
                 VARIABLE
             );
-            Error::config(&file, why)
+            Error::config_file(&file, why)
         })?;
         Self::read(&file, &text)
     }
@@ -90,7 +90,7 @@ impl Stores {
     /// Reads the text of a file. `file` is its name, for errors.
     ///
     /// # Errors
-    /// [`Error::Config`] that names the file and the line, for an unknown key and a value of the wrong kind.
+    /// [`Error::ConfigFile`] that names the file and the line, for an unknown key and a value of the wrong kind.
     pub fn read(file: &str, text: &str) -> Result<Self> {
         let sections = sections(file, text)?;
         let place = Place { file, text };

@@ -139,7 +139,7 @@ const WRONG: &[Wrong] = &[
 fn what_is_not_known_names_the_line_and_what_is_known() {
     for (text, line, parts) in WRONG {
         let error = Stores::read("the-file", text).unwrap_err().to_string();
-        let at = format!("the-file: configuration file, line {line}: ");
+        let at = format!("configuration file the-file: line {line}: ");
         assert!(error.contains(&at), "{text}: {error}");
         for part in *parts {
             assert!(error.contains(part), "{part}: {error}");
