@@ -24,7 +24,7 @@ pub(crate) async fn check(args: ConfigCheck, store: Wanted) -> Outcome {
     }
     match worst {
         code::DONE => {}
-        _ => say("the file cannot be used as it is"),
+        _ => say("the configuration file cannot be used; correct the errors above"),
     }
     Ok(worst)
 }

@@ -55,7 +55,7 @@ pub(crate) async fn serve(args: Serve, store: Wanted) -> Outcome {
         reload(&args, file.as_ref(), &settings, &servers);
     }
     tell_manager("STOPPING=1");
-    say("draining: new claims are refused, and this ends with the last connection");
+    say("draining: this replica refuses new claims, and ends when its last connection ends");
     let drain = settings.drain.unwrap_or(DRAIN);
     let mut all = tokio::task::JoinSet::new();
     for server in servers {
@@ -233,10 +233,10 @@ fn reload(args: &Serve, file: Option<&PathBuf>, begun: &Settings, servers: &[Ser
         Ok(())
     });
     match reloaded {
-        Ok(()) => say("read again: principals, rights and certificates; all else needs a restart"),
+        Ok(()) => say("reloaded principals, rights and certificates; other changes need a restart"),
         Err(failure) => {
             let _ = failure.report();
-            say("the file was not taken: the principals and rights of before stay");
+            say("the configuration file was not reloaded; the earlier principals and rights stay");
         }
     }
 }

@@ -114,11 +114,15 @@ const WRONG: &[Wrong] = &[
         &["id of a shard"],
     ),
     ("[store.a]\nshards = { key = \"memory:\" }", 2, &["\"key\""]),
-    ("[store.a]\npurpose = \"efficiency\"", 1, &["neither url"]),
+    (
+        "[store.a]\npurpose = \"efficiency\"",
+        1,
+        &["needs one of url"],
+    ),
     (
         "[store.a]\nurl = \"memory:\"\nshards = {}",
         3,
-        &["one store, or a set"],
+        &["keep one"],
     ),
     (
         "[store.a]\nurl = \"memory:\"\npurpose = \"fun\"",
