@@ -26,12 +26,12 @@ const DEFAULT_KILL_AFTER: Duration = Duration::from_secs(5);
 #[command(name = "fencelock", version, arg_required_else_help = false)]
 pub(crate) struct Cli {
     /// The URL of the store, such as sqlite:PATH or redis://HOST:PORT, or @NAME, a store of the configuration file [default:
-    /// $FENCELOCK_STORE, else sqlite:, a file of the current user]
+    /// $FENCELOCK_STORE, else for `serve` the store of its configuration file, else sqlite:, a file of the current user]
     #[arg(long, value_name = "URL", global = true, hide_default_value = true)]
     pub(crate) store: Option<String>,
 
-    /// The configuration file: the stores with names, and the settings of the service [default: $FENCELOCK_CONFIG, else
-    /// /etc/fencelock/fencelock.toml]
+    /// The configuration file: the stores with names, and the settings of the service [default: for `serve`
+    /// $FENCELOCK_SERVE_CONFIG, else $FENCELOCK_CONFIG, else /etc/fencelock/fencelock.toml]
     #[arg(long, value_name = "FILE", global = true)]
     pub(crate) config: Option<PathBuf>,
 
@@ -51,7 +51,7 @@ pub(crate) enum Command {
     Hold(Hold),
     /// Take a lock and leave it taken: for steps that are separate processes
     Take(Take),
-    /// Prolong the hold of a grant that `take` wrote, and say how long it may now be believed
+    /// Prolong the hold of a grant that `take` wrote, and say for how long it is valid now
     Renew(GrantOptions),
     /// Show who holds a lock and who waits for it
     Show(Show),
@@ -70,7 +70,7 @@ pub(crate) enum Command {
     /// The configuration file
     #[command(subcommand)]
     Config(Config),
-    /// Make a set of stores, on which the names of locks are spread
+    /// Make a set of stores, which share the names of locks among them
     #[command(subcommand)]
     Shards(Shards),
     /// Move locks from one store to another
@@ -98,7 +98,7 @@ pub(crate) enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
         words: Vec<OsString>,
     },
-    /// Print the SQL that creates a store's tables, to be run by a user who may create tables
+    /// Print the SQL that creates a store's tables, for a user who may create tables
     Schema {
         /// The kind of database: postgres, mysql
         kind: String,
@@ -151,8 +151,8 @@ pub(crate) struct AcquireOptions {
     #[arg(long, value_name = "TEXT")]
     pub(crate) label: Option<String>,
 
-    /// What the lock is for; correctness warns about what the store cannot promise [default: what the configuration file says
-    /// of a store with a name, else efficiency]
+    /// What the lock is for; correctness warns about what the store cannot promise [default: the `purpose` of a store in the
+    /// configuration file, else efficiency]
     #[arg(long, value_enum)]
     pub(crate) purpose: Option<Purpose>,
 
@@ -175,11 +175,11 @@ pub(crate) struct HoldOptions {
     #[arg(long, value_name = "DUR", allow_hyphen_values = true)]
     pub(crate) max_hold: Option<String>,
 
-    /// Keep the lock taken for this time, even if it is released before: for a job that is to run once per period
+    /// Keep the lock taken for this time, even if it is released before: for a job that must run once per period
     #[arg(long, value_name = "DUR", allow_hyphen_values = true)]
     pub(crate) at_least: Option<String>,
 
-    /// The time from SIGTERM to SIGKILL when the command must end [default: 5s; when the lock is being lost, at most until the lease ends]
+    /// The time from SIGTERM to SIGKILL when the command must end [default: 5s; if renewals fail, at most until the lease ends]
     #[arg(long, value_name = "DUR", allow_hyphen_values = true)]
     pub(crate) kill_after: Option<String>,
 }
@@ -193,8 +193,7 @@ pub(crate) struct Run {
     pub(crate) name: String,
 
     /// What to do if the store is away: wait for it for as long as -w allows, fail at once, skip the command and exit with
-    /// 0, or run it without a lock and without FENCELOCK_TOKEN [default: fail if it is away at the start, wait if it goes away
-    /// later]
+    /// 0, or run it without a lock and without FENCELOCK_TOKEN [default: fail at the start, wait later]
     #[arg(long, value_enum, value_name = "WHAT")]
     pub(crate) if_away: Option<IfAway>,
 
@@ -241,7 +240,7 @@ pub(crate) struct GrantOptions {
     #[arg(long, value_name = "FILE")]
     pub(crate) grant: PathBuf,
 
-    /// How long to ask a store again that does not answer [default: 10s]
+    /// How long to repeat the request if the store does not answer [default: 10s]
     #[arg(short = 'w', long, value_name = "DUR", allow_hyphen_values = true)]
     pub(crate) wait: Option<String>,
 }
@@ -298,7 +297,7 @@ pub(crate) struct Release {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["name", "token", "ask"])]
     pub(crate) grant: Option<PathBuf>,
 
-    /// How long to ask a store again that does not answer, for --grant [default: 10s]
+    /// With --grant: how long to repeat the request if the store does not answer [default: 10s]
     #[arg(
         short = 'w',
         long,
@@ -308,8 +307,8 @@ pub(crate) struct Release {
     )]
     pub(crate) wait: Option<String>,
 
-    /// The holder's fencing token; a holder with another token keeps the lock. A grant of the library may cover several
-    /// tokens, for tasks of one process that hold the lock in turn; each of these tokens stands for the whole grant
+    /// The holder's fencing token; a holder with another token keeps the lock. A grant of the library may have several
+    /// tokens, for tasks of one process that hold the lock in turn; each of them means the whole grant
     #[arg(long, value_name = "N", required_unless_present = "grant")]
     pub(crate) token: Option<u64>,
 
@@ -327,7 +326,7 @@ impl Release {
 
 #[derive(Args, Debug)]
 pub(crate) struct Doctor {
-    /// What the locks are for [default: what the configuration file says of a store with a name, else correctness]
+    /// What the locks are for [default: the `purpose` of a store in the configuration file, else correctness]
     #[arg(long, value_enum)]
     pub(crate) purpose: Option<Purpose>,
 
@@ -347,7 +346,7 @@ pub(crate) struct Serve {
     #[command(subcommand)]
     pub(crate) command: Option<ServeCommand>,
 
-    /// The address and port to listen on; port 0 is a free one, which is printed; may be repeated [default:
+    /// The address and port to listen on; port 0 means a free port, which is printed; may be repeated [default:
     /// $FENCELOCK_SERVE_LISTEN, else the file's, else 127.0.0.1:7420]
     #[arg(long, value_name = "ADDR")]
     pub(crate) listen: Vec<std::net::SocketAddr>,
@@ -364,7 +363,7 @@ pub(crate) struct Serve {
     #[arg(long = "host", value_name = "NAME")]
     pub(crate) hosts: Vec<String>,
 
-    /// How long shutting down may take: renewals and releases are served until then [default: the file's, else 20s]
+    /// How long shutting down may take; until then the service answers renewals and releases [default: the file's, else 20s]
     #[arg(long, value_name = "DUR")]
     pub(crate) drain: Option<String>,
 

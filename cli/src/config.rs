@@ -24,7 +24,7 @@ pub(crate) async fn check(args: ConfigCheck, store: Wanted) -> Outcome {
     }
     match worst {
         code::DONE => {}
-        _ => say("the file cannot be used as it is"),
+        _ => say("the configuration file cannot be used; correct the errors above"),
     }
     Ok(worst)
 }
@@ -63,7 +63,7 @@ fn describe(url: &str) -> Result<String, Failure> {
 fn check_service(file: &Config) -> Result<(), Failure> {
     let name = file.file();
     let text = std::fs::read_to_string(name);
-    let text = text.map_err(|error| Failure::new(code::CONFIG, format!("{name}: {error}")))?;
+    let text = text.map_err(|error| fencelock::Error::config_file(name, error.to_string()))?;
     let settings = fencelock_server::Settings::read(name, &text)?;
     settings.check_files()?;
     match settings.store {

@@ -123,7 +123,7 @@ impl From<Error> for Failure {
 fn code_of(error: &Error) -> u8 {
     match error {
         Error::Invalid { .. } | Error::Unsupported { .. } => code::USAGE,
-        Error::Config { .. } | Error::NotALock { .. } => code::CONFIG,
+        Error::Config { .. } | Error::ConfigFile { .. } | Error::NotALock { .. } => code::CONFIG,
         Error::Held { .. } | Error::TimedOut { .. } => code::HELD,
         Error::Unavailable { .. } => code::UNAVAILABLE,
         Error::Refused { .. } => code::REFUSED,

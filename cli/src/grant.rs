@@ -57,10 +57,10 @@ fn parse(text: &str) -> Result<Detached, String> {
         return Err("no JSON object".to_owned());
     };
     let name = LockName::new(word(&members, "name")?)
-        .map_err(|_| "its name is none that a lock can have".to_owned())?;
+        .map_err(|_| "its name cannot be the name of a lock".to_owned())?;
     let claim = word(&members, "claim")?
         .parse()
-        .map_err(|_| "its claim is no claim id".to_owned())?;
+        .map_err(|_| "its claim is not a claim id".to_owned())?;
     let key: ClaimKey = word(&members, "key")?
         .parse()
         .map_err(|error| format!("{error}"))?;
@@ -74,7 +74,7 @@ fn parse(text: &str) -> Result<Detached, String> {
     };
     let owner = word(&members, "owner")?;
     if owner.is_empty() || owner.chars().any(char::is_control) {
-        return Err("its owner is no text of one line".to_owned());
+        return Err("its owner is not one line of text".to_owned());
     }
     let ttl = millis(&members, "ttl_ms")?;
     if ttl.is_zero() {
@@ -99,12 +99,12 @@ fn parse(text: &str) -> Result<Detached, String> {
 
 fn word<'a>(members: &'a Map<String, Value>, name: &str) -> Result<&'a str, String> {
     let member = members.get(name).and_then(Value::as_str);
-    member.ok_or_else(|| format!("it has no text {name:?}"))
+    member.ok_or_else(|| format!("it has no member {name:?} with a text"))
 }
 
 fn number(members: &Map<String, Value>, name: &str) -> Result<u64, String> {
     let member = members.get(name).and_then(Value::as_u64);
-    member.ok_or_else(|| format!("it has no number {name:?}"))
+    member.ok_or_else(|| format!("it has no member {name:?} with a number"))
 }
 
 fn millis(members: &Map<String, Value>, name: &str) -> Result<Duration, String> {
@@ -131,7 +131,8 @@ impl GrantFile {
         };
         // The file takes the place of what is there. So a device, a pipe or a link to something else would be gone.
         if fs::symlink_metadata(place).is_ok_and(|there| !there.is_file()) {
-            let why = "it exists and is no regular file; name a new file, or - for standard output";
+            let why =
+                "it exists and is not a regular file; name a new file, or - for standard output";
             return Err(failed(io::Error::other(why)));
         }
         let mut beside = name.to_owned();

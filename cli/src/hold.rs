@@ -61,7 +61,7 @@ pub(crate) async fn hold(args: Hold, store: Wanted) -> Outcome {
     store::close(&client).await;
     match released {
         Ok(Ok(Release::NotOwner | Release::AlreadyExpired)) if outcome.is_ok() => {
-            let reason = "it was no longer held when it was to be released";
+            let reason = "its release found that it was not held any more";
             // The reader may be gone. The exit code says the same.
             let _ = print(&json::lost(reason));
             let text = format!("lock {}: {reason}", args.name);

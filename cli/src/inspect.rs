@@ -114,7 +114,7 @@ pub(crate) async fn check(args: Check, store: Wanted) -> Outcome {
         return Ok(code::DONE);
     }
     let Sequencer { name, token, .. } = sequencer;
-    let why = format!("lock {name} is no longer held by that grant (token {token})");
+    let why = format!("this grant (token {token}) no longer holds lock {name}");
     Err(Failure::new(code::HELD, why))
 }
 
@@ -123,7 +123,7 @@ pub(crate) async fn release(args: Release, store: Wanted) -> Outcome {
         return take::release(grant, args.patience()?, store).await;
     }
     let (Some(name), Some(token)) = (&args.name, args.token) else {
-        return Err(Failure::usage("a name and --token, or --grant, are needed"));
+        return Err(Failure::usage("give a name and --token, or --grant"));
     };
     LockName::new(name)?;
     let client = store::open(

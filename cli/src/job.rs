@@ -213,7 +213,7 @@ impl Job {
     fn fate(&self) -> &'static str {
         match (self.survivors, self.denied) {
             (true, _) => {
-                "a part of the command still runs, which this user may not signal; the lock is free when its lease ends"
+                "a part of the command still runs, and this user may not signal it; the lock is free when its lease ends"
             }
             (false, true) => {
                 "this user may not signal the command, which went on until it ended by itself"

@@ -85,7 +85,8 @@ pub(crate) async fn run_alone(
     let status = status.map_err(|error| Failure::internal("waiting for the command", error))?;
     match over {
         true => {
-            let text = format!("lock {name}, which was not held: --max-hold is over; {ENDED}");
+            let text =
+                format!("lock {name} (not held, --if-away run): --max-hold is over; {ENDED}");
             Err(Failure::new(code::LOST, text))
         }
         false => Ok(child_exit(status).code()),

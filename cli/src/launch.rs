@@ -48,7 +48,7 @@ pub(crate) fn main(mut arguments: impl Iterator<Item = OsString>) -> Outcome {
     let (supervisor, foreground) = (pid(), pid());
     let command: Vec<OsString> = arguments.collect();
     let Some((program, rest)) = command.split_first() else {
-        return Err(Failure::usage("this word is for fencelock's own use"));
+        return Err(Failure::usage("only fencelock itself may use this word"));
     };
     die_with_parent().map_err(|error| Failure::internal("binding the command's life", error))?;
     if getppid() != supervisor {

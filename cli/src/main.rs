@@ -129,8 +129,8 @@ fn schema(kind: &str) -> Outcome {
     let Some(schema) = fencelock::schema(kind) else {
         let known = fencelock::schemas();
         let known = match known.is_empty() {
-            true => "this build has none".to_owned(),
-            false => format!("this build has them for {}", known.join(", ")),
+            true => "this build has no schemas".to_owned(),
+            false => format!("this build has schemas for {}", known.join(", ")),
         };
         return Err(Failure::usage(format!(
             "no schema for {:?}; {known}",

@@ -65,7 +65,7 @@ async fn open(named: &str, wanted: &Wanted) -> Result<Arc<dyn Engine>, Failure> 
     }
     let why = match engine.promises().floor {
         Floor::Name => {
-            "it has several counters of tokens, and no token of one tells how far the others are"
+            "it has several counters of tokens, and a token of one says nothing about the others"
         }
         _ => "its tokens can be neither compared with those of another store nor raised",
     };
@@ -76,8 +76,7 @@ async fn open(named: &str, wanted: &Wanted) -> Result<Arc<dyn Engine>, Failure> 
 
 fn cannot(store: impl Display, why: &str) -> Failure {
     let what = format!(
-        "store {store} is none between which locks can be moved: {why}; move to another store by new names of locks, or by \
-         fences that begin anew (docs/operations.md)"
+        "locks cannot be moved from or to store {store}: {why}; use new names for the locks, or let the fences begin anew (docs/operations.md)"
     );
     Failure::new(code::CONFIG, what)
 }
@@ -106,7 +105,7 @@ async fn raise_above(
     if next <= last {
         if last > MAX_FLOOR {
             let why = format!(
-                "its last token is {last}, and tokens are raised above {MAX_FLOOR} at most"
+                "its last token is {last}, and tokens cannot be raised above more than {MAX_FLOOR}"
             );
             return Err(cannot(from, &why));
         }
@@ -114,7 +113,7 @@ async fn raise_above(
         raised = true;
     }
     if next <= last {
-        let why = format!("it gave token {next} for a floor of {last}");
+        let why = format!("it granted token {next}, which is not above the floor {last}");
         return Err(Failure::internal(&format!("store {to}"), why));
     }
     // A program that was forgotten may have come meanwhile, with a token of the old store that is above `last`.

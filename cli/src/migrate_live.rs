@@ -71,7 +71,7 @@ async fn prepare(args: &MigratePrepare, wanted: Wanted) -> Outcome {
     let (migration, shown) = match (&args.from, &args.to) {
         (Some(from), Some(to)) => {
             if wanted.store.is_some() {
-                let why = "--from and --to name the stores; leave out --store, or them";
+                let why = "give either --store, or --from and --to";
                 return Err(Failure::usage(why));
             }
             let set = args.set.as_deref().unwrap_or("migrate");
@@ -88,7 +88,7 @@ async fn prepare(args: &MigratePrepare, wanted: Wanted) -> Outcome {
     let prepared = migration.prepare(&terms, &who()).await?;
     if let Stepped::Done(phase) = &prepared {
         say(&format!(
-            "phase {phase}; switch all programs to the set, and then begin"
+            "phase {phase}; switch all programs to the set, then run `fencelock migrate begin`"
         ));
     }
     if let Some(shown) = shown {

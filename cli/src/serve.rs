@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencelock::Purpose;
 use fencelock::engine::Engine;
+use fencelock::{Error, Purpose};
 use fencelock_server::{BearerToken, Server, Service, Settings};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -56,7 +56,7 @@ pub(crate) async fn serve(args: Serve, store: Wanted) -> Outcome {
         reload(&args, file.as_ref(), &settings, &servers);
     }
     tell_manager("STOPPING=1");
-    say("draining: new claims are refused, and this ends with the last connection");
+    say("draining: this replica refuses new claims, and ends when its last connection ends");
     let drain = settings.drain.unwrap_or(DRAIN);
     let mut all = tokio::task::JoinSet::new();
     for server in servers {
@@ -123,7 +123,7 @@ fn settings(args: &Serve, file: Option<&PathBuf>) -> Result<Settings, Failure> {
     if let Some(file) = file {
         let name = file.display().to_string();
         let text = std::fs::read_to_string(file);
-        let text = text.map_err(|error| Failure::new(code::CONFIG, format!("{name}: {error}")))?;
+        let text = text.map_err(|error| Error::config_file(&name, error.to_string()))?;
         settings = Settings::read(&name, &text)?;
     }
     if let Some(advertise) = args.advertise.clone().or_else(|| variable(ADVERTISE)) {
@@ -234,10 +234,10 @@ fn reload(args: &Serve, file: Option<&PathBuf>, begun: &Settings, servers: &[Ser
         Ok(())
     });
     match reloaded {
-        Ok(()) => say("read again: principals, rights and certificates; all else needs a restart"),
+        Ok(()) => say("reloaded principals, rights and certificates; other changes need a restart"),
         Err(failure) => {
             let _ = failure.report();
-            say("the file was not taken: the principals and rights of before stay");
+            say("the configuration file was not reloaded; the earlier principals and rights stay");
         }
     }
 }
@@ -273,6 +273,25 @@ impl Signals {
             _ = self.terminate.recv() => false,
             _ = self.interrupt.recv() => false,
             _ = self.hangup.recv() => true,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+    use crate::args::Cli;
+
+    #[test]
+    fn the_help_names_every_variable() {
+        let mut command = Cli::command();
+        command.build();
+        let serve = command.find_subcommand_mut("serve").unwrap();
+        let help = serve.render_help().to_string();
+        for variable in [CONFIG, LISTEN, ADVERTISE, STORE] {
+            assert!(help.contains(&format!("${variable}")), "{variable}: {help}");
         }
     }
 }

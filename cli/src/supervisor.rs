@@ -68,7 +68,7 @@ pub(crate) fn main(mut arguments: impl Iterator<Item = OsString>) -> io::Result<
         .and_then(OsStr::to_str)
         .and_then(Terms::decode);
     let (Some(terms), Some(program)) = (terms, arguments.next()) else {
-        return Err(io::Error::other("this word is for fencelock's own use"));
+        return Err(io::Error::other("only fencelock itself may use this word"));
     };
     let mut control = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let stdin = descriptor::receive(&control)?;

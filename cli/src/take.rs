@@ -44,7 +44,7 @@ pub(crate) async fn take(args: Take, store: Wanted) -> Outcome {
     let taken = async {
         if guard.joined() {
             return Err(Failure::usage(format!(
-                "lock {name} is held by the `fencelock run` around this; a part of that hold cannot be detached"
+                "an outer `fencelock run` holds lock {name}; `take` cannot detach a part of its hold"
             )));
         }
         // The first lease may be short, and nobody renews while no process has the grant.
@@ -145,7 +145,7 @@ pub(crate) async fn release(file: &Path, patience: Option<Duration>, store: Want
         Withdrawn::Expired => Err(lost(&detached, "its lease had ended before the release")),
         _ => Err(lost(
             &detached,
-            "it was no longer held when it was to be released",
+            "its release found that it was not held any more",
         )),
     }
 }
@@ -191,7 +191,7 @@ async fn open(
     let ttl = detached.held.claim.ttl;
     if !(promises.min_ttl..=promises.max_ttl).contains(&ttl) {
         return Err(Failure::usage(format!(
-            "the grant's ttl of {} is none that {engine} offers: from {} to {}",
+            "the grant has a ttl of {}, and {engine} offers {} to {}",
             in_words(ttl),
             in_words(promises.min_ttl),
             in_words(promises.max_ttl)

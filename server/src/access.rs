@@ -83,7 +83,7 @@ impl Access {
                 return Err(Error::invalid(
                     "principal",
                     name,
-                    "it is there more than once",
+                    "it occurs more than once",
                 ));
             }
             names.push(name.clone());
@@ -97,7 +97,7 @@ impl Access {
                     .certificates
                     .insert(certificate.clone(), Arc::clone(&known));
                 if twice.is_some() {
-                    let why = "it is that of two principals";
+                    let why = "two principals have it";
                     return Err(Error::invalid("certificate name", certificate, why));
                 }
             }

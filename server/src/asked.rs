@@ -131,7 +131,7 @@ pub(crate) fn token(token: Token) -> Result<Token, Refusal> {
     match (Token(1)..Token::END).contains(&token) {
         true => Ok(token),
         false => Err(Refusal::invalid(format!(
-            "the token {token} is none: it must be at least 1 and below 2^53"
+            "the token {token} cannot be used: it must be at least 1 and below 2^53"
         ))),
     }
 }

@@ -63,7 +63,7 @@ fn all(key: &Key, body: Batch) -> Result<Vec<(ClaimId, Asks)>, Refusal> {
             (Some(take), None) if take.wait_ms == 0 => Ok((claim, Asks::Take(take))),
             (Some(_), None) => {
                 let detail = format!(
-                    "the claim {claim} is to wait (wait_ms), which nothing in a batch does"
+                    "the claim {claim} asks to wait (wait_ms), and nothing in a batch waits"
                 );
                 Err(Refusal::invalid(detail))
             }
@@ -78,7 +78,7 @@ fn all(key: &Key, body: Batch) -> Result<Vec<(ClaimId, Asks)>, Refusal> {
     let mut ids: Vec<&ClaimId> = asked.iter().map(|(claim, _)| claim).collect();
     ids.sort_unstable();
     if let Some(twice) = ids.windows(2).find(|pair| pair[0] == pair[1]) {
-        let detail = format!("the claim {} is there more than once", twice[0]);
+        let detail = format!("the claim {} occurs more than once", twice[0]);
         return Err(Refusal::invalid(detail));
     }
     Ok(asked)

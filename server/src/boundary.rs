@@ -95,7 +95,7 @@ pub(crate) fn check(
     let host = host(uri, headers)?;
     if !is_own(replica, &host, origin.and_then(|origin| origin.local)) {
         let detail = format!(
-            "this service is not {}; ask for it by its address, or have its operator name the host",
+            "this service does not have the name {}; use its address, or let its operator add the name (--host)",
             host.host()
         );
         return Err(Refusal::new(Kind::Forbidden, detail));

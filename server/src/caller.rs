@@ -150,7 +150,7 @@ impl Caller {
 
     fn bad_token(&self) -> Refusal {
         self.note(|line| line.outcome("bad token"), Deed::Refused);
-        let detail = "the bearer token is not one of this service, or its time is over";
+        let detail = "this service does not know the bearer token, or the token has expired";
         Refusal::new(Kind::Unauthorized, detail)
     }
 

@@ -132,7 +132,7 @@ impl Events {
         let mut events = match self.engine.events() {
             Ok(events) => events,
             Err(error) => {
-                tracing::warn!(%error, "no event of the store is told");
+                tracing::warn!(%error, "the events of the store cannot be read");
                 return self.deaf.store(true, Ordering::Relaxed);
             }
         };

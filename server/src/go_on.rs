@@ -308,7 +308,7 @@ fn check_once(held: &[HeldClaim]) -> Result<(), Refusal> {
     ids.sort_unstable();
     match ids.windows(2).find(|pair| pair[0] == pair[1]) {
         Some(twice) => {
-            let detail = format!("the claim {} is there more than once", twice[0]);
+            let detail = format!("the claim {} occurs more than once", twice[0]);
             Err(Refusal::invalid(detail))
         }
         None => Ok(()),

@@ -95,14 +95,13 @@ fn check_replica(headers: &HeaderMap, replica: &Replica) -> Result<(), Refusal> 
         return Ok(());
     }
     let Some(named) = only_header(headers, REPLICA)? else {
-        let detail = "a claim on this store belongs to the replica that placed it; name the replica that is meant in the \
-                      header Fencelock-Replica (its id is in GET /v1/store)";
+        let detail = "a claim on this store belongs to the replica that placed it; name that replica in the header Fencelock-Replica (its id is in GET /v1/store)";
         return Err(Refusal::new(Kind::NameTheReplica, detail));
     };
     if named.as_bytes() == replica.id.as_bytes() {
         return Ok(());
     }
-    let detail = "the claim is another replica's, which may have ended; take a new claim at this one or at that one";
+    let detail = "the claim belongs to another replica, which may have ended; take a new claim here or there";
     let advertise = replica.config.advertise.as_deref();
     Err(Refusal::new(Kind::OtherReplica, detail).replica(&replica.id, advertise))
 }
@@ -162,7 +161,7 @@ pub(crate) fn only_header<'a>(
     let first = values.next();
     match values.next() {
         Some(_) => Err(Refusal::invalid(format!(
-            "the header {name} is there more than once"
+            "the header {name} occurs more than once"
         ))),
         None => Ok(first),
     }
@@ -299,7 +298,7 @@ impl Query {
                 return Err(Refusal::invalid(detail));
             }
             if found.iter().any(|(before, _)| *before == name) {
-                let detail = format!("the parameter {name:?} is there more than once");
+                let detail = format!("the parameter {name:?} occurs more than once");
                 return Err(Refusal::invalid(detail));
             }
             found.push((name, value));

@@ -35,7 +35,7 @@ pub(crate) async fn lock(
 ) -> Result<Response, Refusal> {
     let query = Query::read(query.as_deref(), &["name", "seen", "wait_ms"])?;
     let Some(name) = query.get("name") else {
-        let detail = "the parameter name is missing: which lock?";
+        let detail = "the parameter name is missing; give the name of the lock";
         return Err(Refusal::invalid(detail));
     };
     let name = LockName::new(name).map_err(|error| Refusal::of(&error))?;

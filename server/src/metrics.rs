@@ -119,7 +119,7 @@ impl Metrics {
                 "Requests that wait for a lock or for a change of one",
             ),
             (STREAMS, "Open streams of events"),
-            (BOUND, "Claims that hang on this replica, by state"),
+            (BOUND, "Claims that belong to this replica, by state"),
             (
                 HOLDING,
                 "Claims that hold, whoever serves them, as the store was read last",

@@ -15,7 +15,7 @@ pub(crate) enum Tls {}
 impl Tls {
     pub(crate) fn open(_: &TlsFiles) -> Result<Self> {
         let why = "this build has no TLS; build with the cargo feature tls";
-        Err(Error::config("[serve.tls]", why))
+        Err(Error::config_file("section [serve.tls]", why))
     }
 
     pub(crate) fn reload(&self) -> Result<()> {

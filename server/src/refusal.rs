@@ -37,7 +37,9 @@ impl Refusal {
             Error::Lost { .. } => Kind::Lost,
             Error::Unsupported { .. } => Kind::Unsupported,
             Error::Unavailable { .. } | Error::Closed => Kind::Unavailable,
-            Error::Refused { .. } | Error::Config { .. } => Kind::StoreRefuses,
+            Error::Refused { .. } | Error::Config { .. } | Error::ConfigFile { .. } => {
+                Kind::StoreRefuses
+            }
             Error::NotALock { .. } => Kind::NotALock,
             _ => Kind::Internal,
         };

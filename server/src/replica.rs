@@ -88,8 +88,7 @@ impl Replica {
     pub(crate) fn new(engine: Arc<dyn Engine>, config: Config) -> Result<Self> {
         let promises = engine.promises();
         if promises.lease == LeaseKind::Connection {
-            let why = "its locks hang on a connection to the database, and cannot be served over HTTP; use the strategy \
-                       with leases";
+            let why = "its locks depend on a connection to the database, and cannot be served over HTTP; use strategy=lease";
             return Err(Error::config(&engine, why));
         }
         let metrics = Metrics::new(&config.metrics);
@@ -164,7 +163,7 @@ impl Replica {
         match self.pulse.stood_still_since(received) {
             false => Ok(()),
             true => {
-                let detail = "this replica stood still after it had read the request; nothing was asked of the store";
+                let detail = "this replica stood still after it had read the request, and sent nothing to the store; ask again";
                 Err(Refusal::new(Kind::Unavailable, detail))
             }
         }

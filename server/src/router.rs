@@ -65,7 +65,7 @@ async fn not_found(uri: Uri) -> Refusal {
 }
 
 async fn method_not_allowed(method: http::Method, uri: Uri) -> Refusal {
-    let detail = format!("{} does not know the method {method}", shown(&uri));
+    let detail = format!("{} does not allow the method {method}", shown(&uri));
     Refusal::new(Kind::MethodNotAllowed, detail)
 }
 

@@ -130,7 +130,7 @@ impl Server {
     /// Reads the files of TLS again, for connections from now on.
     ///
     /// # Errors
-    /// [`Error::Config`](fencelock_core::Error::Config) if they cannot be used; then the old ones stay.
+    /// [`Error::ConfigFile`](fencelock_core::Error::ConfigFile) if they cannot be used; then the old ones stay.
     pub fn reload_tls(&self) -> fencelock_core::Result<()> {
         self.tls.as_ref().map_or(Ok(()), |tls| tls.reload())
     }

@@ -101,9 +101,9 @@ impl Settings {
     /// Reads the text of a configuration file. `file` is its name, for errors.
     ///
     /// # Errors
-    /// [`Error::Config`] that names the file, and the line if there is one.
+    /// [`Error::ConfigFile`] that names the file, and the line if there is one.
     pub fn read(file: &str, text: &str) -> Result<Self> {
-        let bad = |why: String| Error::config(file, format!("configuration file: {why}"));
+        let bad = |why: String| Error::config_file(file, why);
         check_sections(file, text)?;
         let read: File = toml::from_str(text).map_err(|error| toml_error(file, text, &error))?;
         let serve = read.serve;
@@ -120,7 +120,7 @@ impl Settings {
             && !matches!(purpose.as_str(), "efficiency" | "correctness")
         {
             return Err(bad(format!(
-                "purpose {purpose:?} is efficiency or correctness"
+                "purpose {purpose:?} must be efficiency or correctness"
             )));
         }
         let mut config = Config {
@@ -171,7 +171,7 @@ impl Settings {
     /// be there.
     ///
     /// # Errors
-    /// [`Error::Config`] that names the file.
+    /// [`Error::ConfigFile`] that names the file.
     pub fn check_files(&self) -> Result<()> {
         if let Some(files) = &self.config.tls {
             tls::Tls::open(files)?;
@@ -185,7 +185,7 @@ impl Settings {
                     "the audit log: there is no directory {}",
                     directory.display()
                 );
-                Err(Error::config("[serve.audit]", why))
+                Err(Error::config_file("section [serve.audit]", why))
             }
             _ => Ok(()),
         }

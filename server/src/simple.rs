@@ -50,8 +50,7 @@ pub(crate) async fn take(
     let claim = Asked::from(body).claim(id, &replica, &caller)?;
     let (name, mode, ttl) = (claim.name.clone(), claim.mode, claim.ttl);
     if replica.draining.is_cancelled() {
-        let detail =
-            "this replica is about to end, and nothing was asked of the store; use another one";
+        let detail = "this replica is about to end, and sent nothing to the store; use another one";
         return Err(Refusal::new(Kind::Draining, detail).name(&name).close());
     }
     let waiting = match wait.is_zero() {

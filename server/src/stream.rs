@@ -107,8 +107,7 @@ pub(crate) async fn events(
     };
     let (receiver, ids, name) = match (query.get("lock"), claim_key(&headers)?) {
         (Some(_), Some(_)) => {
-            let detail = "a stream is about the lock of the parameter lock or about the claims of the header \
-                          Fencelock-Key, not both";
+            let detail = "give either the parameter lock or the header Fencelock-Key, not both";
             return Err(Refusal::invalid(detail));
         }
         (Some(name), None) => {
@@ -126,7 +125,8 @@ pub(crate) async fn events(
             (replica.events.of_claims(ids, hears_grants), Some(ids), None)
         }
         (None, None) => {
-            let detail = "which events? Send the header Fencelock-Key, or the parameter lock";
+            let detail =
+                "no events are named; send the header Fencelock-Key, or the parameter lock";
             return Err(Refusal::invalid(detail));
         }
     };

@@ -116,8 +116,7 @@ pub(crate) async fn taking(
     let claim = Asked::from(body).claim(id, replica, caller)?;
     let in_queue = replica.known.has_placed(&id);
     if replica.draining.is_cancelled() && !in_queue {
-        let detail =
-            "this replica is about to end, and nothing was asked of the store; use another one";
+        let detail = "this replica is about to end, and sent nothing to the store; use another one";
         return Err(Refusal::new(Kind::Draining, detail)
             .name(&claim.name)
             .close());

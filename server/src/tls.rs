@@ -101,5 +101,6 @@ fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>> {
 }
 
 fn bad(file: &Path, why: &dyn std::fmt::Display) -> Error {
-    Error::config("[serve.tls]", format!("the file {}: {why}", file.display()))
+    let why = format!("the file {}: {why}", file.display());
+    Error::config_file("section [serve.tls]", why)
 }

@@ -33,9 +33,9 @@ pub(crate) struct Status {
 pub(crate) enum Migrate {
     /// Write the first record in both stores, before programs are switched to the set
     Prepare(MigratePrepare),
-    /// From the old store alone to both: from now on each lock is taken in both
+    /// From now on, take each lock in both stores
     Begin(MigrateBegin),
-    /// Say how far the move is, and which programs were not switched
+    /// Show the phase of the move, and which programs were not switched to the set
     Status(MigrateStatus),
     /// Make the new store count; called again, leave the old one
     Finish(MigrateFinish),
@@ -64,11 +64,11 @@ pub(crate) struct MigratePrepare {
     #[arg(long, value_name = "STORE", requires = "from")]
     pub(crate) to: Option<String>,
 
-    /// How long a program that hears nothing of the set keeps a lock; two thirds of it are the longest ttl [default: 60s]
+    /// How long a program keeps a lock if it cannot read the set's record; the longest ttl is two thirds of it [default: 60s]
     #[arg(long, value_name = "DURATION")]
     pace: Option<String>,
 
-    /// The same for taking a lock while a step is under way, which is as long as nothing is granted once [default: 2s]
+    /// The same for taking a lock during the move, and how long the pause lasts in which nothing is granted [default: 2s]
     #[arg(long, value_name = "DURATION")]
     tight: Option<String>,
 
@@ -76,7 +76,7 @@ pub(crate) struct MigratePrepare {
     #[arg(long, value_name = "DURATION")]
     lock_delay: Option<String>,
 
-    /// End an earlier set of a store, whose move is over
+    /// End an earlier set of a store if its move is over
     #[arg(long)]
     pub(crate) replace: bool,
 
@@ -116,11 +116,11 @@ pub(crate) struct MigrateStatus {
 
 #[derive(Args, Debug)]
 pub(crate) struct MigrateGo {
-    /// Wait so long for holds in one store alone to end [default: 30s]
+    /// How long to wait for holds in one store alone to end [default: 30s]
     #[arg(long, value_name = "DURATION")]
     patience: Option<String>,
 
-    /// Go on only if there was none for so long [default: 0s]
+    /// Go on only if there was none for this long [default: 0s]
     #[arg(long, value_name = "DURATION")]
     quiet: Option<String>,
 

@@ -161,7 +161,7 @@ fn the_file_is_checked_without_connecting() {
         ),
         (
             "[store.a]\nshards = { x = \"@b\" }\n[store.b]\nshards = { x = \"@a\" }",
-            "is made of",
+            "contains",
         ),
         ("[store.a]\nshards = { x = \"@b\" }", "@b"),
         ("[store.a]\nurk = 1", "url"),

@@ -51,7 +51,7 @@ fn locks_that_hang_on_a_connection_are_not_served() {
         let fixture = Fixture::on(format!("{}?strategy={strategy}", server.url()));
         let ran = fixture.run(&["serve", "--listen", "127.0.0.1:0"]);
         assert_eq!(ran.code, 78, "{strategy}: {}", ran.err);
-        assert!(ran.err.contains("strategy with leases"), "{}", ran.err);
+        assert!(ran.err.contains("strategy=lease"), "{}", ran.err);
     }
 }
 

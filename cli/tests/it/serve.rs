@@ -145,7 +145,7 @@ fn principals_that_are_gone_from_the_file_stay_where_others_reach_the_service() 
     service.running().signal(Signal::HUP);
     until("it says why not", || {
         let said = fixture.read("serve");
-        said.contains("name principals") && said.contains("of before stay")
+        said.contains("name principals") && said.contains("earlier principals")
     });
     assert_eq!(take("X: nobody"), "401");
     assert_eq!(take(&known), "201");

@@ -38,7 +38,7 @@ async fn look_at(member: &Member) -> (Vec<Finding>, Option<usize>) {
         Err(error) => {
             let what = format!("its locks cannot be taken or released now: {error}");
             let change =
-                "see that the shard's store answers; the locks of the other shards do not need it";
+                "bring the shard's store back; the locks of the other shards do not need it";
             (vec![Finding::new(Purpose::Efficiency, what, change)], None)
         }
     }

@@ -90,7 +90,7 @@ impl Map {
             let refuse = |why: &str| Err(Error::invalid("shard", id, why));
             let plain = |c: char| c.is_ascii_alphanumeric() || c == '_';
             if id.is_empty() || id.len() > MAX_ID_BYTES || !id.chars().all(plain) {
-                return refuse("an id is of 1 to 32 ASCII letters, digits and _");
+                return refuse("an id must have 1 to 32 ASCII letters, digits and _");
             }
             if !(1..=MAX_WEIGHT).contains(&weight) {
                 return refuse("its weight must be a whole number from 1 to 100");

@@ -21,7 +21,7 @@ impl Maps {
         let refuse = |what: String, why: &str| Err(Error::invalid("change of shards", what, why));
         let both = || format!("{old} -> {new}");
         if old.key() != new.key() {
-            return refuse(both(), "the key rule of a set stays as it is");
+            return refuse(both(), "both sets must have the same key rule");
         }
         for (id, weight) in old.shards() {
             if new.weight(id).is_some_and(|other| other != weight) {

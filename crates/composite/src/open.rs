@@ -88,12 +88,12 @@ pub(crate) fn limits(members: &[Member], opening: Opening) -> Vec<Finding> {
             }
             None if opening == Opening::All => {
                 let what = format!(
-                    "[{}] it did not answer when the set was opened, so what its server cannot promise now is not known",
+                    "[{}] it did not answer when the set was opened, so the limits of its server are unknown",
                     member.id
                 );
                 limits.push(Finding::against_correctness(
                     what,
-                    "see that the shard's store answers",
+                    "bring the shard's store back",
                 ));
             }
             None => {}

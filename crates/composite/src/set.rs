@@ -159,7 +159,7 @@ pub(crate) fn check_name(set: &str) -> Result<()> {
     match (1..=64).contains(&set.len()) && set.chars().all(plain) {
         true => Ok(()),
         false => {
-            let why = "it is of 1 to 64 ASCII letters, digits and _ - .";
+            let why = "it must have 1 to 64 ASCII letters, digits and _ - .";
             Err(Error::invalid("name of a set", set, why))
         }
     }

@@ -257,7 +257,7 @@ impl Stored {
         match self.map() {
             Some(written) if written == *map => Ok(()),
             Some(written) => Err(format!(
-                "the set {set:?} was made with the shards {written}, and is named with {map}; all programs must name the same"
+                "the set {set:?} was made with the shards {written}, and this program names {map}; all programs must name the same"
             )),
             None => Err("its record cannot be read (a bad map)".to_owned()),
         }
@@ -281,7 +281,7 @@ impl Stored {
         match named.find(|id| !ids.iter().any(|known| known == id)) {
             None => Ok(()),
             Some(id) => Err(format!(
-                "the record of the set {set:?} names the store {id}, and this program does not; all programs must name all"
+                "the record of the set {set:?} names the store {id}, and this program does not; all programs must name the same stores"
             )),
         }
     }
@@ -299,8 +299,7 @@ impl Stored {
         }
         if own != shard {
             return Err(format!(
-                "it is shard {own} of the set {its:?}, and is named as shard {shard}; two URLs are swapped, or two shards \
-                 have one store"
+                "it is shard {own} of the set {its:?}, and this program names it as shard {shard}; two URLs are swapped, or two shards have one store"
             ));
         }
         Ok(())

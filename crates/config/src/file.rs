@@ -20,7 +20,7 @@ const SECTIONS: [(&str, &str); 3] = [
 /// ```
 ///
 /// # Errors
-/// [`Error::Config`] that names the file and the line.
+/// [`Error::ConfigFile`] that names the file and the line.
 pub fn check_sections(file: &str, text: &str) -> Result<()> {
     sections(file, text).map(|_| ())
 }
@@ -35,7 +35,7 @@ pub(crate) fn sections<'t>(file: &str, text: &'t str) -> Result<DeTable<'t>> {
             Some((_, kind)) if *kind == is => {}
             Some((_, kind)) => {
                 let why =
-                    format!("{known:?} is of the kind {is:?}, and must be of the kind {kind:?}");
+                    format!("{known:?} must be of the type {kind:?}, and is of the type {is:?}");
                 return Err(error_at(file, text, name.span().start, &why));
             }
             None => {
@@ -54,7 +54,7 @@ pub(crate) fn sections<'t>(file: &str, text: &'t str) -> Result<DeTable<'t>> {
 pub fn error_at(file: &str, text: &str, at: usize, why: &str) -> Error {
     let before = text.as_bytes().iter().take(at);
     let line = before.filter(|byte| **byte == b'\n').count() + 1;
-    Error::config(file, format!("configuration file, line {line}: {why}"))
+    Error::config_file(file, format!("line {line}: {why}"))
 }
 
 /// An error of the parser. It shows no line of the file and no value, since one of them may be a password.
@@ -93,7 +93,7 @@ impl<'a> Place<'a> {
             let is = value.get_ref().type_str();
             self.error(
                 value,
-                &format!("{what} must be a text in quotes, and is of the kind {is:?}"),
+                &format!("{what} must be a text in quotes, and is of the type {is:?}"),
             )
         })
     }
@@ -108,7 +108,7 @@ impl<'a> Place<'a> {
             let is = value.get_ref().type_str();
             self.error(
                 value,
-                &format!("{what} must be a table, and is of the kind {is:?}"),
+                &format!("{what} must be a table, and is of the type {is:?}"),
             )
         })
     }

@@ -41,7 +41,7 @@ impl Stores {
                 .chain([&name])
                 .map(|name| format!("@{name}"))
                 .collect();
-            let why = format!("it is made of itself: {}", circle.join(" is made of "));
+            let why = format!("it contains itself: {}", circle.join(" contains "));
             return Err(self.error(name, &why));
         }
         way.push(name);
@@ -98,7 +98,7 @@ impl Stores {
             // Locks move between sets of shards as between stores.
             Some(What::Set { kind: of, .. }) if (kind, *of) != (Kind::Migrate, Kind::Shards) => {
                 let why = format!(
-                    "its shard {id} is @{other}, which is a set; a set is made of stores themselves"
+                    "its shard {id} is @{other}, which is a set; a set cannot contain a set"
                 );
                 Err(self.error(set, &why))
             }

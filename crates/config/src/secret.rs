@@ -11,8 +11,7 @@ pub fn refuse_password(url: &str) -> Result<()> {
     let parsed = StoreUrl::parse(url)?;
     if parsed.has_password() {
         return Err(parsed.refuse(
-            "a password stands in the configuration file; write it to a file that only its user can read and name that, \
-             ?password-file=/run/secrets/NAME, or name an environment variable, ?password-env=NAME",
+            "a URL in the configuration file has a password; write it to a file that only its user can read, with ?password-file=/run/secrets/NAME, or use an environment variable, with ?password-env=NAME",
         ));
     }
     if ["shards", "migrate"].contains(&parsed.scheme.as_str()) {

@@ -74,15 +74,15 @@ impl Stores {
     /// Reads a file.
     ///
     /// # Errors
-    /// As [`read`](Self::read), and [`Error::Config`] if the file cannot be read.
+    /// As [`read`](Self::read), and [`Error::ConfigFile`] if the file cannot be read.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         let file = path.as_ref().display().to_string();
         let text = std::fs::read_to_string(path.as_ref()).map_err(|error| {
             let why = format!(
-                "configuration file: {error}; name another one with --config FILE or ${}",
+                "{error}; name another one with --config FILE or ${}",
                 VARIABLE
             );
-            Error::config(&file, why)
+            Error::config_file(&file, why)
         })?;
         Self::read(&file, &text)
     }
@@ -90,7 +90,7 @@ impl Stores {
     /// Reads the text of a file. `file` is its name, for errors.
     ///
     /// # Errors
-    /// [`Error::Config`] that names the file and the line, for an unknown key and a value of the wrong kind.
+    /// [`Error::ConfigFile`] that names the file and the line, for an unknown key and a value of the wrong kind.
     pub fn read(file: &str, text: &str) -> Result<Self> {
         let sections = sections(file, text)?;
         let place = Place { file, text };
@@ -134,7 +134,7 @@ fn check_name<'a>(place: Place<'a>, name: &Spanned<std::borrow::Cow<'a, str>>) -
     }
     Err(place.error(
         name,
-        "the name of a store is of 1 to 64 ASCII letters, digits, _ and -",
+        "the name of a store must have 1 to 64 ASCII letters, digits, _ and -",
     ))
 }
 
@@ -152,16 +152,13 @@ fn definition<'a>(
     let (kind, of) = match (written.next(), written.next()) {
         (Some(only), None) => only,
         (Some(_), Some((_, second))) => {
-            let why = format!(
-                "{section} has more than one of {URL}, {SHARDS} and {MIGRATE}; it is one store, or a set of them, or two \
-                 between which locks move"
-            );
+            let why =
+                format!("{section} has more than one of {URL}, {SHARDS} and {MIGRATE}; keep one");
             return Err(place.error(second, &why));
         }
         (None, _) => {
             let why = format!(
-                "{section} has neither url, for one store, nor shards, for a set of stores, nor migrate, for two between \
-                 which locks move (an unknown key does not count)"
+                "{section} needs one of url (one store), shards (a set of stores) and migrate (two stores between which locks move); an unknown key does not count"
             );
             return Err(place.error(value, &why));
         }
@@ -238,7 +235,7 @@ fn read_purpose<'a>(place: Place<'a>, value: &Spanned<DeValue<'a>>) -> Result<Pu
     let found = purposes
         .into_iter()
         .find(|purpose| purpose.as_str() == text);
-    found.ok_or_else(|| place.error(value, "purpose is \"efficiency\" or \"correctness\""))
+    found.ok_or_else(|| place.error(value, "purpose must be \"efficiency\" or \"correctness\""))
 }
 
 fn read_shards<'a>(
@@ -256,7 +253,7 @@ fn read_shards<'a>(
         };
         let id = id.get_ref();
         if id.is_empty() || !id.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
-            let why = "the id of a shard is of ASCII letters, digits and _";
+            let why = "the id of a shard must have ASCII letters, digits and _ only";
             return Err(place.error(value, why));
         }
         if ["key", "set", "prefix", "breaker"].contains(&id.as_ref()) {
@@ -295,7 +292,7 @@ fn read_shard<'a>(
         let number =
             number.and_then(|number| i64::from_str_radix(number.as_str(), number.radix()).ok());
         let fits = number.filter(|number| (1..=100).contains(number));
-        fits.ok_or_else(|| place.error(weight, "a weight is a whole number from 1 to 100"))
+        fits.ok_or_else(|| place.error(weight, "a weight must be a whole number from 1 to 100"))
     });
     Ok(Shard {
         store: place.string(STORE, store)?,

@@ -114,11 +114,15 @@ const WRONG: &[Wrong] = &[
         &["id of a shard"],
     ),
     ("[store.a]\nshards = { key = \"memory:\" }", 2, &["\"key\""]),
-    ("[store.a]\npurpose = \"efficiency\"", 1, &["neither url"]),
+    (
+        "[store.a]\npurpose = \"efficiency\"",
+        1,
+        &["needs one of url"],
+    ),
     (
         "[store.a]\nurl = \"memory:\"\nshards = {}",
         3,
-        &["one store, or a set"],
+        &["keep one"],
     ),
     (
         "[store.a]\nurl = \"memory:\"\npurpose = \"fun\"",
@@ -139,7 +143,7 @@ const WRONG: &[Wrong] = &[
 fn what_is_not_known_names_the_line_and_what_is_known() {
     for (text, line, parts) in WRONG {
         let error = Stores::read("the-file", text).unwrap_err().to_string();
-        let at = format!("the-file: configuration file, line {line}: ");
+        let at = format!("configuration file the-file: line {line}: ");
         assert!(error.contains(&at), "{text}: {error}");
         for part in *parts {
             assert!(error.contains(part), "{part}: {error}");

@@ -486,7 +486,7 @@ impl Acquire {
         if !self.lock_delay.is_zero() && !promises.lock_delay {
             let why = match promises.lease {
                 LeaseKind::Lease => {
-                    "it was set up without one (a set that moves: `fencelock migrate prepare --lock-delay`)"
+                    "the set was prepared without one (see `fencelock migrate prepare --lock-delay`)"
                 }
                 LeaseKind::Session => "a lock there ends with the session of its client",
                 LeaseKind::Connection => "a lock there ends with its connection",

@@ -390,7 +390,7 @@ impl Guard {
     /// ```
     pub async fn refresh(&self, ttl: Duration) -> Result<()> {
         if self.hold().joined {
-            let why = "this hold is another process's; only that renews it";
+            let why = "another process has this hold, and only that process renews it";
             return Err(Error::unsupported(&self.0.state.engine, "a refresh", why));
         }
         self.0.state.check_ttl(ttl, self.hold().claim.lock_delay)?;
@@ -447,7 +447,7 @@ impl Guard {
             Mode::Exclusive => {}
         }
         if self.joined() {
-            return refuse("this hold is another process's; only that downgrades it");
+            return refuse("another process has this hold, and only that process downgrades it");
         }
         let state = Arc::clone(&self.0.state);
         if !state.promises().shared {

@@ -50,7 +50,7 @@ impl Client {
     /// # }
     /// ```
     pub fn semaphore(&self, name: &str, permits: u32) -> Result<Semaphore> {
-        let none = || Error::invalid("permits", permits.to_string(), "there must be one at least");
+        let none = || Error::invalid("permits", permits.to_string(), "there must be at least one");
         let of = NonZeroU32::new(permits).ok_or_else(none)?;
         let (client, name) = (self.clone(), name.to_owned());
         let semaphore = Semaphore { client, name, of };

@@ -41,7 +41,7 @@ impl Config {
     /// Reads a file.
     ///
     /// # Errors
-    /// [`Error::Config`](crate::Error::Config), which names the file and the line, if the file cannot be read or has an unknown
+    /// [`Error::ConfigFile`](crate::Error::ConfigFile), which names the file and the line, if the file cannot be read or has an unknown
     /// key.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         let stores = Stores::load(path)?;

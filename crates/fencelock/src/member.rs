@@ -37,8 +37,7 @@ impl Member {
         let url = options.url();
         if is_set(url) || url.scheme.starts_with("fencelock+http") {
             let why = format!(
-                "it cannot be {what}: a set is made of stores themselves, not of sets or lock services; put the service before \
-                 the set"
+                "it cannot be {what}: a set has only plain stores as shards, no sets and no lock services; let the service serve the set"
             );
             return Err(url.refuse(why));
         }

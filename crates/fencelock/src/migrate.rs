@@ -219,20 +219,23 @@ fn shard_sets(
     let refuse = |url: &StoreUrl, why: String| Err(Wrong::new(set, TO, &url.refuse(why)));
     let [from, to] = sets.each_mut().map(|set| set.url_mut().take("prefix"));
     if from != to {
-        return refuse(url, "both sets of shards must have one prefix".to_owned());
+        return refuse(
+            url,
+            "both sets of shards must have the same prefix".to_owned(),
+        );
     }
     if let Some(prefix) = from {
         if url.clone().take("prefix").is_some_and(|own| own != prefix) {
             return refuse(
                 url,
-                "it has another prefix than its sets of shards".to_owned(),
+                "its prefix must be that of its sets of shards".to_owned(),
             );
         }
         url.set("prefix", prefix);
     }
     if let Some(id) = sets[0].moved(&sets[1]) {
         let why = format!(
-            "shard {id} has two URLs; one that stays must be written alike in both sets (its store is moved by a change of its own)"
+            "shard {id} has two URLs; a shard that stays must have the same URL in both sets (to move its store, remove the shard and add one with another id)"
         );
         return refuse(url, why);
     }
@@ -349,7 +352,7 @@ mod tests {
             ),
             (
                 "shards:?a=memory:&b=redis://:secret%40h:1&c=memory:&prefix=p",
-                "one prefix",
+                "same prefix",
             ),
         ] {
             let refused = between(two, to).unwrap_err();

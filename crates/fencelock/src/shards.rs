@@ -142,7 +142,7 @@ impl ShardSet {
         let key = match url.take("key") {
             None => KeyRule::default(),
             Some(text) => KeyRule::from_text(&text).ok_or_else(|| {
-                url.refuse(format!("key={text:?}: it is {{}} (the text within braces) or / (before the first slash)"))
+                url.refuse(format!("key={text:?}: it must be {{}} (the text within braces) or / (before the first slash)"))
             })?,
         };
         let set = url.take("set");
@@ -166,7 +166,7 @@ impl ShardSet {
                 None => 1,
                 Some(text) => text.parse().map_err(|_| {
                     url.refuse(format!(
-                        "{id}{WEIGHT}={text:?}: a weight is a whole number from 1 to 100"
+                        "{id}{WEIGHT}={text:?}: a weight must be a whole number from 1 to 100"
                     ))
                 })?,
             };
@@ -174,7 +174,7 @@ impl ShardSet {
         }
         match (shards.wrong.take(), weights.into_keys().next()) {
             (Some(error), _) => Err(error),
-            (None, Some(option)) => Err(url.refuse(format!("{option} is the weight of no shard"))),
+            (None, Some(option)) => Err(url.refuse(format!("{option}: there is no such shard"))),
             (None, None) => Ok(shards),
         }
     }

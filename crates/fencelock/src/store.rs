@@ -60,7 +60,7 @@ fn of_name(name: &str) -> Store {
 
 #[cfg(not(feature = "config"))]
 fn of_name(name: &str) -> Store {
-    let why = "this build has no names for stores; build with the feature config";
+    let why = "this build does not read the configuration file; build with the feature config";
     Store(Err(fencelock_core::Error::config(
         StoreUrl::redacted(&format!("@{name}")),
         why,
@@ -225,7 +225,10 @@ impl crate::migrate::MigrateSet {
         let url = StoreUrl::parse(url)?;
         match url.scheme == crate::migrate::SCHEME {
             true => Self::from_url(url, |url| Store::from(url).0),
-            false => Err(url.refuse("no locks move in it; name a store migrate:?from=URL&to=URL")),
+            false => {
+                Err(url
+                    .refuse("it is not a move between stores; name one, migrate:?from=URL&to=URL"))
+            }
         }
     }
 }

@@ -167,8 +167,7 @@ async fn refuse_shard(engine: &dyn Engine) -> Result<()> {
         #[cfg(feature = "composite")]
         Ok(found) if fencelock_composite::may_stand_alone(&found.text) => return Ok(()),
         Ok(_) => {
-            let why = "it belongs to a set of stores, whose names lie on several (docs/composite.md): open the set, \
-                       shards:?… or migrate:?…; or say outside-set=yes if that is meant";
+            let why = "it belongs to a set of stores (docs/composite.md): open the set, shards:?… or migrate:?…; or use it by itself with outside-set=yes";
             Error::config(engine, why)
         }
         // A user who may not read it need not.

@@ -55,10 +55,10 @@ kinds! {
     Unavailable "unavailable" 503 "The store did not answer";
     /// This replica is about to end; use another one. Nothing was asked of the store.
     Draining "draining" 503 "This replica is about to end; use another one";
-    /// The claim is another replica's.
-    OtherReplica "other-replica" 421 "The claim is another replica's";
+    /// The claim belongs to another replica.
+    OtherReplica "other-replica" 421 "The claim belongs to another replica";
     /// The request must name the replica that it means.
-    NameTheReplica "name-the-replica" 428 "Name the replica that is meant";
+    NameTheReplica "name-the-replica" 428 "Name the replica of the claim";
     /// The store does not offer this.
     Unsupported "unsupported" 422 "The store does not offer this";
     /// The request cannot be used.
@@ -66,7 +66,7 @@ kinds! {
     /// There is no such path.
     NotFound "not-found" 404 "There is no such path";
     /// The path has no such method.
-    MethodNotAllowed "method-not-allowed" 405 "The path does not know this method";
+    MethodNotAllowed "method-not-allowed" 405 "The path does not allow this method";
     /// The credentials are missing or wrong.
     Unauthorized "unauthorized" 401 "Credentials are missing or wrong";
     /// The principal has no such right.

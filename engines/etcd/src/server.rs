@@ -57,7 +57,7 @@ impl ServerInfo {
         let known = (major, minor, patch);
         if ((3, 5, 0)..(3, 5, 3)).contains(&known) {
             limit(
-                "members that were killed may have different data afterwards",
+                "members may have different data after they were killed",
                 "upgrade to 3.5.13 or later",
             );
         }

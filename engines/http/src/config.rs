@@ -132,8 +132,9 @@ fn keys(url: &StoreUrl, others: &[String]) -> Result<Vec<Key>> {
 fn bearer(url: &StoreUrl, token: &str) -> Result<HeaderValue> {
     let header = HeaderValue::from_str(&format!("Bearer {token}"));
     let header = header.ok().filter(|_| !token.is_empty());
-    let mut header =
-        header.ok_or_else(|| url.refuse("the token is empty or has characters that none has"))?;
+    let mut header = header.ok_or_else(|| {
+        url.refuse("the token is empty, or has characters that a token cannot have")
+    })?;
     header.set_sensitive(true);
     Ok(header)
 }

@@ -70,7 +70,7 @@ pub(crate) fn refused(
     let kind = problem.as_ref().and_then(Problem::kind);
     let detail = match &problem {
         Some(problem) => format!("{replica} says: {}", problem.detail),
-        None => format!("{replica} answers {status}, and not as the lock service does"),
+        None => format!("{replica} answers {status}, but not like the lock service"),
     };
     let in_doubt = match kind {
         Some(Kind::Unavailable | Kind::Internal) => true,

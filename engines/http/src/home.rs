@@ -33,7 +33,7 @@ impl Home {
             None => listed.clone(),
         };
         let id = HeaderValue::from_str(&said.replica);
-        let id = id.map_err(|_| refuse("its id is no header".to_owned()))?;
+        let id = id.map_err(|_| refuse("its id cannot be sent in a header".to_owned()))?;
         Ok(Self { index, address, id })
     }
 }
@@ -45,9 +45,9 @@ fn advertised(config: &Config, url: &str) -> Result<String, String> {
             "its claims belong to it, so it must be reached by itself, and it advertises {url}: {why}"
         )
     };
-    let uri: Uri = url.parse().map_err(|_| unusable("that is no URL"))?;
+    let uri: Uri = url.parse().map_err(|_| unusable("that is not a URL"))?;
     let (Some(scheme), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
-        return Err(unusable("that is no URL with a host"));
+        return Err(unusable("that is not a URL with a host"));
     };
     let (wanted, port) = match config.tls {
         Some(_) => ("https", 443),

@@ -115,8 +115,7 @@ impl ServerInfo {
         if let Some(replica) = &config.open_to_readers {
             limits.push(Finding::against_correctness(
                 format!(
-                    "{replica} is another machine, and the connection is not encrypted: who reads the network can read the \
-                     claim key and end every lock of this client"
+                    "{replica} is another machine, and the connection is not encrypted: an attacker on the network can read the claim key and end every lock of this client"
                 ),
                 "use fencelock+https://, with tls-ca=FILE for an authority of your own",
             ));
@@ -129,7 +128,7 @@ impl ServerInfo {
                      of its lease, and a waiter goes to the end of the queue",
                     said.store
                 ),
-                "have replicas end in good order (SIGTERM), which asks holders for their locks first",
+                "stop replicas with SIGTERM: they first ask holders for their locks",
             ));
         }
         let millis = Duration::from_millis;

@@ -150,13 +150,14 @@ impl State {
     /// The key that speaks for a claim.
     pub(crate) fn key_of(&self, claim: &Claim) -> Result<&Key> {
         let mut keys = self.config.keys.iter();
-        keys.find(|key| key.key.speaks_for(&claim.id)).ok_or_else(|| {
-            Error::refused(
-                &self.config.store,
-                format!("speaking for claim {} of lock {}", claim.id, claim.name),
-                "this client did not draw it, and has no key of it; give the claim's key to Options::claim_key",
-            )
-        })
+        keys.find(|key| key.key.speaks_for(&claim.id))
+            .ok_or_else(|| {
+                Error::refused(
+                    &self.config.store,
+                    format!("speaking for claim {} of lock {}", claim.id, claim.name),
+                    "this client does not have its key; give the claim's key to Options::claim_key",
+                )
+            })
     }
 
     /// Sends a request to one replica. Goes on to the next one only if nothing was sent or begun.

@@ -95,8 +95,7 @@ fn of_session(variables: &HashMap<String, String>) -> Option<Finding> {
     Some(Finding::new(
         Purpose::Correctness,
         format!(
-            "a connection {other}, although fencelock has just set that: something between this client and the server shares its \
-             connections or resets them"
+            "a connection {other}, although fencelock has just set it otherwise: something between this client and the server shares its connections or resets them"
         ),
         "connect to the server itself, or have the proxy give each client a connection of its own",
     ))

@@ -146,8 +146,7 @@ impl ServerInfo {
             limits.push(Finding::against_correctness(what, change));
         }
         if self.get("wsrep_on") == "ON" {
-            let what = "the server is one of a Galera cluster: a grant counts on all of them once it is certified, and of \
-                       two conflicting writes one is refused only then";
+            let what = "the server is a node of a Galera cluster: a grant counts on all nodes once it is certified, and the cluster refuses one of two conflicting writes only then";
             let change = format!(
                 "send all clients of the locks to the same server, and set wsrep_sync_wait to 1, {}",
                 self.how_to_persist()

@@ -140,8 +140,7 @@ fn isolation(level: &str) -> Option<Finding> {
         Finding::new(
             Purpose::Correctness,
             format!(
-                "a connection works at {level}, although fencelock has just set read committed: something between this client and \
-                 the server shares its connections or resets them"
+                "a connection works at {level}, although fencelock has just set read committed: a pooler between this client and the server shares its connections or resets them"
             ),
             "connect to the server itself, or to a pool with pool_mode = session",
         )

@@ -63,7 +63,7 @@ fn error_of_driver(store: &str, action: &str, error: &tokio_postgres::Error) -> 
     let strange = ["parsing response", "unexpected message"];
     if action == "connect" && strange.iter().any(|what| text.contains(what)) {
         let why = format!(
-            "what answers at that port is no PostgreSQL server ({said}); check host and port"
+            "the server at that port is not a PostgreSQL server ({said}); check host and port"
         );
         return Error::config(store, why);
     }

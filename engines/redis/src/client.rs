@@ -77,7 +77,7 @@ pub(crate) fn client(
     let refuse = |error: redis::RedisError| url.refuse(error.to_string());
     let encrypted = matches!(addr, ConnectionAddr::TcpTls { .. });
     if tls.given().is_some() && !encrypted {
-        let why = format!("it has tls- options without TLS; write {tls_scheme}://");
+        let why = format!("it has tls- options, but its scheme has no TLS; write {tls_scheme}://");
         return Err(url.refuse(why));
     }
     let info = addr.into_connection_info().map_err(refuse)?;

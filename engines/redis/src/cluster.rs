@@ -301,7 +301,7 @@ impl Cluster {
         );
         Err(match failed {
             Some(error) if error.to_string().contains("cluster support disabled") => {
-                let why = "it is no node of a Redis Cluster; write redis://HOST:PORT";
+                let why = "it is not a node of a Redis Cluster; write redis://HOST:PORT";
                 Error::config(store, why)
             }
             Some(error) => explain(store, action, None, error),

@@ -251,7 +251,7 @@ impl Setup<'_> {
         }
         if !config.restart_delay.is_zero() && info.run_id().is_none() {
             return refuse(
-                "restart-delay needs to know since when the server runs; allow the command INFO to this user"
+                "restart-delay needs the start time of the server; allow the command INFO to this user"
                     .to_owned(),
             );
         }

@@ -94,7 +94,7 @@ async fn server(servers: &Servers, node: &Arc<Node>, connection: &Connection) ->
             findings.push(Finding::new(
                 Purpose::Efficiency,
                 format!("{name} has no replica: no server takes over from it"),
-                "add a replica, or see why it is not connected",
+                "add a replica, or find out why it is not connected",
             ));
         }
         if config.replicas == 0 {
@@ -119,8 +119,7 @@ async fn cut_off(name: &str, connection: &Connection, info: &ServerInfo) -> Opti
         ),
         _ if !info.settings_last() => (
             format!(
-                "{name} grants nothing when it is cut off from its replicas until its next start only, as far as can be \
-                 seen: min-replicas-to-write may have been set with CONFIG SET, which ends with the process"
+                "{name}: min-replicas-to-write may have been set with CONFIG SET alone, which ends with the server process: after its next start it may go on granting when it is cut off from its replicas"
             ),
             info.how_to_keep(&wanted),
         ),
@@ -182,7 +181,7 @@ async fn rights(connection: &Connection) -> Vec<Finding> {
     for (words, missing) in [
         (
             &kill[..],
-            "so a withdrawal after a broken connection is repeated for a whole lease",
+            "so after a broken connection a lock may stay taken for a whole lease",
         ),
         (
             &config[..],

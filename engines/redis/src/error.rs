@@ -136,7 +136,7 @@ fn takes_no_writes(code: &str, text: &str) -> Option<(&'static str, &'static str
     if has("OOM") {
         return Some((
             "the server's memory is full (maxmemory), and it accepts no writes",
-            "free some, or allow it more: CONFIG SET maxmemory, and CONFIG REWRITE, so that it lasts",
+            "free some memory, or allow more: CONFIG SET maxmemory, and CONFIG REWRITE, so that it lasts",
         ));
     }
     if has("MISCONF") {
@@ -148,7 +148,7 @@ fn takes_no_writes(code: &str, text: &str) -> Option<(&'static str, &'static str
     if has("NOREPLICAS") {
         return Some((
             "the server takes no writes while fewer replicas are in step with it than min-replicas-to-write",
-            "see why they are away",
+            "find out why they are away",
         ));
     }
     None
@@ -161,7 +161,7 @@ pub(crate) fn untakeable(server: &str, action: &str, error: &RedisError) -> Find
         Some((what, change)) => (what, change),
         None => (
             text.split(" script: ").next().unwrap_or_default(),
-            right_missing(action, code, &text).unwrap_or("see why it answers so"),
+            right_missing(action, code, &text).unwrap_or("find out why it answers so"),
         ),
     };
     let what = format!("no lock can be taken on {server}: {action}: {why}");

@@ -308,7 +308,7 @@ fn promotion_delay(
         return Ok(None);
     }
     let Some(ran) = connection.ran else {
-        let why = "promotion-delay needs to know since when the server runs; allow the command INFO to this user";
+        let why = "promotion-delay needs the start time of the server; allow the command INFO to this user";
         return Err(Error::config(&config.store, why));
     };
     let delay = config.promotion_delay + MARGIN + Duration::from_secs(1);

@@ -94,8 +94,7 @@ impl ServerInfo {
                 )
             }
             None => format!(
-                "start the server with a redis.conf that says {lines} (it runs without one, so CONFIG SET would last \
-                 until its next start only)"
+                "start the server with a redis.conf that says {lines} (it runs without one, so CONFIG SET would last only until its next start)"
             ),
         }
     }

@@ -96,18 +96,15 @@ fn forgets(info: &ServerInfo) -> Option<Finding> {
     let (what, change) = match (now, durability(info)) {
         (_, Durability::Durable) => return None,
         (Durability::Durable, Durability::Process) => (
-            "the server flushes every grant to its disk until its next start only, as far as can be seen: appendfsync \
-             may have been set with CONFIG SET, which ends with the process; after that start a loss of power may cost \
-             the last grants, and grant them again",
+            "appendfsync may have been set with CONFIG SET alone, which ends with the server process: after its next start a loss of power may lose the last grants, and the server grants those locks again",
             info.how_to_keep(&wanted),
         ),
         (_, Durability::Process) => (
-            "after a loss of power the last grants may be forgotten, and granted again",
+            "a loss of power may lose the last grants, and the server grants those locks again",
             info.how_to_set(&wanted[1..]),
         ),
         (Durability::Durable | Durability::Process, _) => (
-            "the server remembers grants until its next start only, as far as can be seen: appendonly may have been \
-             set with CONFIG SET, which ends with the process; that start forgets every lock, and grants it again",
+            "appendonly may have been set with CONFIG SET alone, which ends with the server process: its next start forgets every lock, and the server grants it again",
             match now {
                 Durability::Durable => info.how_to_keep(&wanted),
                 _ => info.how_to_set(&wanted),
@@ -134,8 +131,7 @@ fn evicts(info: &ServerInfo) -> Option<Finding> {
     match info.get("maxmemory_policy").unwrap_or("noeviction") {
         "noeviction" if info.settings_last() => None,
         "noeviction" => Some(Finding::against_correctness(
-            "the server evicts no keys until its next start only, as far as can be seen: maxmemory-policy may have been \
-             set with CONFIG SET, which ends with the process",
+            "maxmemory-policy may have been set with CONFIG SET alone, which ends with the server process: after its next start the server may evict keys, and locks with them",
             info.how_to_keep(&wanted),
         )),
         policy => Some(Finding::against_correctness(

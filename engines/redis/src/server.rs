@@ -82,7 +82,9 @@ impl ServerInfo {
             (Some("1"), false) => {
                 Some("it is a node of a Redis Cluster; write redis+cluster://HOST:PORT")
             }
-            (Some("0"), true) => Some("it is no node of a Redis Cluster; write redis://HOST:PORT"),
+            (Some("0"), true) => {
+                Some("it is not a node of a Redis Cluster; write redis://HOST:PORT")
+            }
             _ => None,
         }
     }

@@ -31,7 +31,7 @@ impl File {
             | ErrorCode::AuthorizationForStatementDenied => self.no_permission(action, cause),
             ErrorCode::NotADatabase => Error::config(
                 self,
-                "the file is no SQLite database; name another one. It was not changed",
+                "the file is not an SQLite database; name another one. It was not changed",
             ),
             ErrorCode::DatabaseCorrupt => {
                 let why = "the file is damaged; when no process uses it any more, delete it with its -wal and -shm, and a new one is created";
@@ -73,7 +73,9 @@ impl File {
                 format!("the directory {shown} does not exist; create it, or name another file")
             }
             Err(error) => format!("the directory {shown} cannot be used: {error}"),
-            Ok(found) if !found.is_dir() => format!("{shown} is no directory; name another file"),
+            Ok(found) if !found.is_dir() => {
+                format!("{shown} is not a directory; name another file")
+            }
             Ok(_) if self.config.path.is_dir() => {
                 "the path is a directory; name a file in it".to_owned()
             }

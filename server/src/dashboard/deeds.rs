@@ -49,7 +49,7 @@ fn question(deed: &Deed) -> Page {
         EvictHow::Release => (
             "Evict the holder?",
             "The store takes the lock away at once. The holder hears of its loss with its next renewal at the latest; until then it \
-             may go on with its work. What checks the token refuses that work once the next holder was there.",
+             may go on with its work. A resource that checks tokens refuses that work once the next holder has been there.",
             "Evict",
             "release",
         ),

@@ -62,7 +62,7 @@ pub(super) async fn login(
         visitor
             .caller
             .note(|line| line.outcome("bad token"), Deed::Login);
-        let wrong = "This is no token of this service, or its time is over.";
+        let wrong = "This service does not know the token, or the token has expired.";
         return ask(StatusCode::FORBIDDEN, Some(wrong), to);
     };
     if let Some(known) = replica.access().of_token(&token) {

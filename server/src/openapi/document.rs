@@ -51,8 +51,7 @@ pub(super) fn document() -> Value {
     document["info"] = json!({
         "title": "fencelock",
         "version": env!("CARGO_PKG_VERSION"),
-        "description": "A distributed lock over HTTP. The client believes, the store keeps, a replica forwards. Durations are \
-            in milliseconds; those of answers count from when the client sent the request. Clients ignore members of answers \
+        "description": "A distributed lock over HTTP. The store keeps the locks, each client measures its own leases, and a replica only forwards requests. Durations are in milliseconds; those of answers count from when the client sent the request. Clients ignore members of answers \
             that they do not know; unknown members of requests are refused.",
         "license": {"name": "Apache-2.0 OR MIT"},
     });

@@ -90,7 +90,7 @@ const REPLICA: Parameter = Parameter {
     name: "Fencelock-Replica",
     required: false,
     schema: r#"{"type":"string","pattern":"^[0-9a-f]{16}$"}"#,
-    what: "The replica that is meant; required on a store that is bound to replicas",
+    what: "The replica of the claim; required on a store that is bound to replicas",
 };
 const NAME: Parameter = Parameter {
     required: true,
@@ -174,7 +174,11 @@ pub(super) const ROUTES: &[Route] = &[
         right: Some("look at all names"),
         parameters: &[],
         body: None,
-        answers: &[answer(200, "The findings; none is good", "Findings")],
+        answers: &[answer(
+            200,
+            "The findings; an empty list is good",
+            "Findings",
+        )],
         problems: LOOK,
     },
     Route {
@@ -190,8 +194,7 @@ pub(super) const ROUTES: &[Route] = &[
     Route {
         method: "put",
         path: "/v1/claims/{id}",
-        summary: "Takes a lock, joins its queue, or goes on waiting. The client chooses the claim. With Accept: \
-            application/x-ndjson a claim that waits (202) is told that on a first line, and what comes of it on a second one.",
+        summary: "Takes a lock, joins its queue, or goes on waiting. The client chooses the claim. With Accept: application/x-ndjson, the answer to a claim that waits (202) has its place on the first line, and its outcome on the second one.",
         right: Some("take"),
         parameters: &[ID, KEY, REPLICA],
         body: Some("Take"),
@@ -264,7 +267,7 @@ pub(super) const ROUTES: &[Route] = &[
     Route {
         method: "get",
         path: "/v1/lock",
-        summary: "One lock as it is now, or once its highest token is another one.",
+        summary: "One lock as it is now, or as soon as its highest token has changed.",
         right: Some("look"),
         parameters: &[
             NAME,
@@ -312,7 +315,7 @@ pub(super) const ROUTES: &[Route] = &[
     Route {
         method: "post",
         path: "/v1/attest",
-        summary: "What a process may believe that joins the hold of an owner.",
+        summary: "How long a process that joins an owner's hold may believe in it.",
         right: Some("look"),
         parameters: &[],
         body: Some("Attest"),
@@ -352,12 +355,12 @@ pub(super) const ROUTES: &[Route] = &[
             query(
                 "lock",
                 r##"{"$ref":"#/components/schemas/LockName"}"##,
-                "Tell who leads this lock",
+                "Report who leads this lock",
             ),
             query(
                 "without",
                 r#"{"type":"string","enum":["granted"]}"#,
-                "Leave out grants, which answers tell",
+                "Leave out grants, which answers report",
             ),
             Parameter {
                 required: false,

@@ -178,7 +178,7 @@ fn duration(text: &str) -> Result<Duration, String> {
     let duration = fencelock::parse_duration("duration", text);
     let duration = duration.map_err(|error| error.to_string())?;
     if duration.is_zero() {
-        return Err("it must be longer than nothing".into());
+        return Err("it must be longer than 0".into());
     }
     Ok(duration)
 }

@@ -32,7 +32,7 @@ pub(crate) async fn take(
     }
     if floor > MAX_FLOOR {
         let why = format!(
-            "a store's last token is {floor}, and tokens are raised above {MAX_FLOOR} at most"
+            "a store's last token is {floor}, and tokens cannot be raised above more than {MAX_FLOOR}"
         );
         return Err(Error::invalid("floor", floor.to_string(), why));
     }
@@ -43,7 +43,7 @@ pub(crate) async fn take(
     for engine in targets {
         let token = probe(engine, floor).await?;
         if token <= floor {
-            let why = format!("it gave token {token} for a floor of {floor}");
+            let why = format!("it granted token {token}, which is not above the floor {floor}");
             return Err(Error::internal(engine, why));
         }
     }

@@ -84,7 +84,7 @@ impl Prepare {
     fn times(&self) -> Result<Times> {
         let Self { pace, tight, .. } = *self;
         if tight < LEAST_TIGHT || pace < tight {
-            let why = "tight is at least 50ms, and pace is at least as long as tight";
+            let why = "tight must be at least 50ms, and pace at least as long as tight";
             return Err(Error::invalid("pace", format!("{pace:?}, {tight:?}"), why));
         }
         Ok(Times {
@@ -264,7 +264,7 @@ impl Migration {
         let promises = of_moving(&all, times);
         if promises.max_ttl < promises.min_ttl {
             let why = format!(
-                "no ttl would be left: the longest is two thirds of it, {:?}, and the shortest of a store is {:?}",
+                "it is too short: the longest ttl is two thirds of it, {:?}, and the shortest ttl of a store is {:?}",
                 promises.max_ttl, promises.min_ttl
             );
             return Err(Error::invalid("pace", format!("{:?}", times.pace), why));
@@ -285,8 +285,7 @@ fn check_lock_delay(stores: &Promised, set: &Promises, times: Times) -> Result<(
     let why = match stores.promises("migrate").lock_delay {
         false => "one of the stores offers none".to_owned(),
         true if wanted > longest => format!(
-            "no program could use it: with its ttl it is at most {:?}, two thirds of the pace or less, so it is {longest:?} at \
-             most",
+            "no program could use it: ttl and lock-delay together are at most {:?}, two thirds of the pace or less, so it can be {longest:?} at most",
             set.max_ttl
         ),
         true => return Ok(()),
@@ -314,8 +313,7 @@ fn check_pace(engine: &dyn Engine, ended: &Stored, times: Times) -> Result<()> {
     match ended.times() {
         Some(before) if before.pace > times.pace || before.lock_delay > times.lock_delay => {
             let why = format!(
-                "the set {} that ends has a pace of {:?} and a lock-delay of {:?}, for which its programs may hold; take no \
-                 shorter ones",
+                "programs of the set {}, which ends, may hold locks for its pace of {:?} and its lock-delay of {:?}; use no shorter ones",
                 ended.set, before.pace, before.lock_delay
             );
             Err(Error::config(engine, why))
@@ -331,7 +329,7 @@ fn check_store(engine: &dyn Engine) -> Result<()> {
         (false, _) => "this kind of store keeps no record",
         (_, Floor::Store) => return Ok(()),
         (_, Floor::Name) => {
-            "it has several counters of tokens, and no token of one tells how far the others are"
+            "it has several counters of tokens, and a token of one says nothing about the others"
         }
         _ => "its tokens can be neither compared with those of another store nor raised",
     };

@@ -104,8 +104,7 @@ impl Records<'_> {
             None => Ok(()),
             Some(at) => {
                 let why = format!(
-                    "the set {} has a record in another store, and none here. Is this the right store? If its record was lost, \
-                     or `prepare` was interrupted, say --record-lost",
+                    "the set {} has a record in another store, and none here. Is this the right store? If its record was lost, or `prepare` was interrupted, repeat with --record-lost",
                     self.set
                 );
                 Err(Error::config(&*self.engines[at], why))

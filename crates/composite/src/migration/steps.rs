@@ -105,8 +105,7 @@ impl Migration {
     /// Those of the new store. [`Error::Unsupported`] in another phase: what the old store's tokens were is not known then.
     pub async fn finish_without_old(&self, how: &How<'_>) -> Result<Stepped> {
         if self.maps.sets.is_some() {
-            let why = "it is for one store that takes the place of another; here shards are added or removed, whose old stores must \
-                       answer: go on with `fencelock migrate finish`, or back with `fencelock migrate abort`";
+            let why = "it works only for one store that replaces another; here shards are added or removed, whose old stores must answer: go on with `fencelock migrate finish`, or back with `fencelock migrate abort`";
             let action = "going on without an old store";
             return Err(Error::unsupported(&self.set, action, why));
         }
@@ -133,8 +132,7 @@ impl Migration {
             Phase::BothNew => {}
             phase => {
                 let why = format!(
-                    "the set is in phase {phase}, so it is not known which tokens the old store gave; use new names for the \
-                     locks, or let the fences begin anew"
+                    "the set is in phase {phase}, so nobody knows which tokens the old store gave; use new names for the locks, or let the fences begin anew"
                 );
                 return Err(Error::unsupported(
                     store,

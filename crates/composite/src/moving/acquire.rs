@@ -19,8 +19,7 @@ const ROUNDS: u32 = 4;
 const LONGEST_HUSH: Duration = Duration::from_secs(5);
 
 /// What a request hears that comes to nothing in the hush.
-const IN_THE_HUSH: &str = "the set is between two stores, and nothing is granted until that step is over; if nobody makes it, \
-    finish it with `fencelock migrate finish`, or go back with `fencelock migrate abort`";
+const IN_THE_HUSH: &str = "the set is between two stores, and grants nothing until that step is over; if it was interrupted, repeat `fencelock migrate finish`, or go back with `fencelock migrate abort`";
 
 pub(crate) async fn place(state: &State, claim: &Claim) -> Result<Standing> {
     let entry = state.entry_of(claim);

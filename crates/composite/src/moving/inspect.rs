@@ -190,7 +190,7 @@ impl Inspect for Moving {
 
 fn away(error: &Error) -> Finding {
     let what = format!("locks that need this store cannot be taken now: {error}");
-    let change = "see that the store answers, or go back with `fencelock migrate abort`";
+    let change = "bring the store back, or go back with `fencelock migrate abort`";
     Finding::new(Purpose::Efficiency, what, change)
 }
 

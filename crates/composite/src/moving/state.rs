@@ -105,7 +105,7 @@ impl State {
                        `fencelock migrate status` shows which store has one";
             return Err(Error::config(&self.members[first], why));
         }
-        let why = "the answers took longer than knowledge of the record carries, or no store that answers has it";
+        let why = "the answers took too long, or no store that answers has the record";
         Err(Error::unavailable(self, "reading the record", why))
     }
 

@@ -5,12 +5,11 @@
 //! such a part would have to be a path, an option or a host, the URL is refused before anybody can quote the part.
 
 /// What to do about an `@` behind the hosts.
-pub(crate) const AMBIGUOUS: &str = "an @ stands in it where no user and password can be; write SCHEME://USER:PASSWORD@HOST, and in user, \
-     password, path and options / as %2F, ? as %3F and @ as %40";
+pub(crate) const AMBIGUOUS: &str = "it has an @ where no user and password can be; write SCHEME://USER:PASSWORD@HOST, and in user, password, path and options / as %2F, ? as %3F and @ as %40";
 
 /// What to do about a password with a comma, where each host may have a password.
 pub(crate) const AMBIGUOUS_LIST: &str =
-    "a host in it is no HOST or HOST:PORT; in a password write , as %2C, @ as %40 and : as %3A";
+    "a host in it is not HOST or HOST:PORT; in a password write , as %2C, @ as %40 and : as %3A";
 
 /// Options that are a free text or the path of a file, and that no error quotes from the URL before it is certain that they
 /// are options.

@@ -76,7 +76,7 @@ impl StoreUrl {
             decoded.map_err(|_| refuse("a part of it is not UTF-8 when percent-decoded".into()))
         };
         let Some((scheme, rest)) = redact::scheme(text) else {
-            let why = "it is no store URL; write one such as sqlite:PATH or redis://HOST:PORT";
+            let why = "it is not a store URL; write one such as sqlite:PATH or redis://HOST:PORT";
             return Err(refuse(why.into()));
         };
         if redact::is_ambiguous(scheme, rest) {
@@ -109,7 +109,7 @@ impl StoreUrl {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
             let (key, value) = (decode(key)?, decode(value)?);
             if options.insert(key.clone(), value).is_some() {
-                return Err(refuse(format!("the option {key:?} stands in it twice")));
+                return Err(refuse(format!("it has the option {key:?} twice")));
             }
         }
         Ok(Self {
@@ -272,7 +272,7 @@ impl StoreUrl {
     pub fn take_timeout(&mut self, option: &'static str, default: Duration) -> Result<Duration> {
         let timeout = self.take_duration(option)?.unwrap_or(default);
         match timeout.is_zero() {
-            true => Err(self.refuse(format!("{option} is 0; no answer comes in no time"))),
+            true => Err(self.refuse(format!("{option} is 0; it must be longer than 0"))),
             false => Ok(timeout),
         }
     }
@@ -383,7 +383,9 @@ impl StoreUrl {
     pub fn address(&self, host: &str, default_port: u16) -> Result<Address> {
         // Only a program can have written one there.
         if host.contains('@') {
-            return Err(self.refuse("a host has an @; give user and password by themselves"));
+            return Err(
+                self.refuse("a host has an @; give user and password as options of their own")
+            );
         }
         // An IPv6 address stands in brackets.
         let (name, port) = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
@@ -398,7 +400,7 @@ impl StoreUrl {
             Some(port) => {
                 let parsed = port.parse().ok().filter(|port| *port != 0);
                 parsed.ok_or_else(|| {
-                    self.refuse("the text after the colon of a host is no port from 1 to 65535")
+                    self.refuse("the text after the colon of a host is not a port from 1 to 65535")
                 })?
             }
         };
@@ -412,7 +414,7 @@ impl StoreUrl {
     pub fn without_user(&self) -> Result<()> {
         match self.user {
             None => Ok(()),
-            Some(_) => Err(self.refuse("it has a user beside a client's own settings")),
+            Some(_) => Err(self.refuse("it has a user, but the client's own settings have one already; remove one of the two")),
         }
     }
 

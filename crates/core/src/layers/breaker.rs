@@ -174,7 +174,7 @@ impl Layer for Breaker {
             Finding::new(
                 Purpose::Efficiency,
                 format!("it did not answer for {silent}, and requests for locks failed at once"),
-                "see why it was away",
+                "find out why it was away",
             )
         }));
         Ok(findings)

@@ -86,7 +86,7 @@ impl fmt::Display for NotAsked {
                 }
             }
             Self::Budget => f.write_str(
-                "more than a tenth of the requests are repetitions of such as had no answer; asked again later",
+                "more than a tenth of the requests repeat one without an answer; asked again later",
             ),
         }
     }

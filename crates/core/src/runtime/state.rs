@@ -89,7 +89,7 @@ impl State {
         let refuse = |why: String| Err(Error::invalid("ttl", format!("{ttl:?}"), why));
         let min_ttl = self.promises().min_ttl;
         if ttl.is_zero() {
-            return refuse("it must be longer than nothing".to_owned());
+            return refuse("it must be longer than 0".to_owned());
         }
         if ttl < min_ttl {
             let min_ttl = in_words(min_ttl);

@@ -14,7 +14,7 @@ pub(super) fn read_duration(text: &str) -> Result<Duration, &'static str> {
     let (number, unit) = text.split_at(digits.unwrap_or(text.len()));
     let Ok(number) = number.parse::<f64>() else {
         return Err(
-            "it is no duration; give one such as 30s, 500ms or 2m (a bare number counts seconds)",
+            "it is not a duration; give one such as 30s, 500ms or 2m (a bare number counts seconds)",
         );
     };
     let seconds = match unit {
@@ -23,7 +23,7 @@ pub(super) fn read_duration(text: &str) -> Result<Duration, &'static str> {
         "m" | "min" => number * 60.0,
         "h" => number * 3600.0,
         "d" => number * 86_400.0,
-        _ => return Err("it is not one number with one of the units ms, s, m, h, d"),
+        _ => return Err("it must be one number with one of the units ms, s, m, h, d"),
     };
     if seconds > LONGEST_SECONDS {
         return Err("it is longer than 100 years");

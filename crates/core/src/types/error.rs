@@ -55,6 +55,16 @@ pub enum Error {
         why: String,
     },
 
+    /// The configuration file cannot be used.
+    #[error("configuration file {file}: {why}")]
+    #[non_exhaustive]
+    ConfigFile {
+        /// The file, and which part of it.
+        file: String,
+        /// What is wrong with it and what to change.
+        why: String,
+    },
+
     /// The lock is held by somebody else, and the call was not to wait.
     #[error("lock {name} is held by another")]
     #[non_exhaustive]
@@ -176,6 +186,19 @@ impl Error {
         Self::Config { store, why }
     }
 
+    /// A configuration file that cannot be used.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// let error = Error::config_file("f.toml", "line 3: it has no url");
+    /// assert_eq!(error.to_string(), "configuration file f.toml: line 3: it has no url");
+    /// assert_eq!(error.as_str(), "config");
+    /// ```
+    pub fn config_file(file: impl ToString, why: impl Into<String>) -> Self {
+        let (file, why) = (file.to_string(), why.into());
+        Self::ConfigFile { file, why }
+    }
+
     /// Something that an engine does not promise.
     pub fn unsupported(store: impl ToString, what: &'static str, why: impl Into<String>) -> Self {
         let (store, why) = (store.to_string(), why.into());
@@ -247,7 +270,7 @@ impl Error {
     pub const fn as_str(&self) -> &'static str {
         match self {
             Self::Invalid { .. } => "invalid",
-            Self::Config { .. } => "config",
+            Self::Config { .. } | Self::ConfigFile { .. } => "config",
             Self::Held { .. } => "held",
             Self::TimedOut { .. } => "timed_out",
             Self::Lost { .. } => "lost",

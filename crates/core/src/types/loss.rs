@@ -72,8 +72,8 @@ impl fmt::Display for LossReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Expired => "its validity ended before a renewal was confirmed",
-            Self::NotRenewed => "its lease ended, and it was not to be renewed",
-            Self::MaxHold => "its longest time to be held is over (max_hold)",
+            Self::NotRenewed => "its lease ended, and its renewal was switched off",
+            Self::MaxHold => "its longest hold is over (max_hold)",
             Self::Unhealthy => "its holder was not healthy, so it was not renewed",
             Self::TakenAway => "somebody took it away by its token, or removed it from the store",
             Self::SessionEnded => "the session with the store expired",
@@ -81,8 +81,8 @@ impl fmt::Display for LossReason {
             Self::StoreForgot => {
                 "the store no longer has it: its lease ended there, it was taken away, or the store lost data"
             }
-            Self::OuterEnded => "the outer process no longer holds it as it did",
-            Self::OuterSilent => "nothing was heard of the outer process's hold in time",
+            Self::OuterEnded => "the outer process no longer has the same hold",
+            Self::OuterSilent => "the store did not confirm the outer process's hold in time",
             Self::ClientClosed => "this client was closed",
             Self::Released => "it was released",
         })

@@ -26,7 +26,7 @@ const MAX_TTL: Duration = Duration::from_secs(31_536_000);
 const CHECK: Duration = Duration::from_millis(250);
 const CLOCK: &str = "the server's timers run at about the right rate";
 /// The tokens of `for-update`: the next connection lifts them to the time.
-const CLOCK_OF_TOKENS: &str = "the server's timers run at about the right rate; its wall clock, which tokens are lifted to after a start, is not set back by more than it was down";
+const CLOCK_OF_TOKENS: &str = "the server's timers run at about the right rate; its wall clock, to which tokens are raised after a start, is not set back by more than the server was down";
 
 #[async_trait]
 impl Dialect for BoundLocks {

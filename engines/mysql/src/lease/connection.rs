@@ -172,8 +172,7 @@ impl Leases {
             _ => Err(Failure::Final(Error::config(
                 &self.config.store,
                 format!(
-                    "the tables {}_... were made by another version of fencelock, or by something else; use that \
-                     version, or others with ?table=NAME",
+                    "another version of fencelock, or another program, made the tables {}_...; use that version, or other tables with ?table=NAME",
                     self.config.table
                 ),
             ))),

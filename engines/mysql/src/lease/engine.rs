@@ -41,7 +41,7 @@ impl Dialect for Leases {
         }
         Promises::full(
             "mysql",
-            "the database's clock does not jump forward by more than is left of a lease",
+            "the database's clock does not jump forward by more than the rest of a lease",
         )
         .record(true)
         .floor(Floor::Store)

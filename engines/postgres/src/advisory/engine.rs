@@ -22,7 +22,7 @@ use crate::server::limits;
 
 /// The longest idle timeout of PostgreSQL, in ms, is the longest ttl.
 const MAX_TTL: Duration = Duration::from_millis(i32::MAX as u64);
-const CLOCK: &str = "the server's timers run at about the right rate; its wall clock, which tokens are lifted to after a start, is not set back by more than it was down";
+const CLOCK: &str = "the server's timers run at about the right rate; its wall clock, to which tokens are raised after a start, is not set back by more than the server was down";
 
 #[async_trait]
 impl Dialect for Advisory {

@@ -12,7 +12,7 @@ use tokio_postgres::Row;
 pub(super) fn promises(limits: Vec<Finding>, durable: bool) -> Promises {
     Promises::full(
         "postgres",
-        "the database's clock does not jump forward by more than is left of a lease",
+        "the database's clock does not jump forward by more than the rest of a lease",
     )
     .record(true)
     .floor(Floor::Store)

@@ -102,5 +102,5 @@ async fn an_error_at_open_names_the_remedy() {
     another_server_is_explained(&url, "is it a PostgreSQL server?").await;
     let maria = fencelock_testbed::MariaDb::start().unwrap();
     let url = format!("postgres://lock@127.0.0.1:{}/lock", maria.port());
-    another_server_is_explained(&url, "is no PostgreSQL server").await;
+    another_server_is_explained(&url, "is not a PostgreSQL server").await;
 }

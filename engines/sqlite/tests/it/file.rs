@@ -174,7 +174,7 @@ async fn a_file_of_another_program_is_refused_and_not_changed() {
     let note = directory.0.join("note.txt");
     std::fs::write(&note, "dear diary, ".repeat(200)).unwrap();
     let text = refusal(&note).await;
-    assert!(text.contains("no SQLite database"), "{text}");
+    assert!(text.contains("not an SQLite database"), "{text}");
     assert_eq!(
         std::fs::read_to_string(&note).unwrap(),
         "dear diary, ".repeat(200)

@@ -15,6 +15,9 @@ const PYTHON: &str = include_str!("../../../../clients/python/README.md");
 /// The address of the service on the pages.
 const ADDRESS: &str = "127.0.0.1:7420";
 
+/// How the list of replicas on docs/http.md begins.
+const REPLICAS: &str = "replicas=(http:";
+
 /// The blocks of a page in one language, with another address of the service.
 fn blocks(page: &str, language: &str, port: u16) -> Vec<String> {
     let fence = format!("```{language}\n");
@@ -38,7 +41,10 @@ fn assert_runs(mut command: Command, what: &str) -> String {
 fn the_commands_of_the_page_on_http_run() {
     let dir = Dir::new("http").expect("a directory");
     let store = format!("sqlite:{}", dir.join("locks.db"));
-    the_page_on_http_runs(&dir, &store);
+    // A replica that does not answer stands first in the list: the loop goes to the next one.
+    let away = Port::free().expect("a port");
+    let replicas = format!("replicas=(http://127.0.0.1:{} http:", away.number());
+    the_page_on_http_runs(&dir, &store, &replicas);
 }
 
 /// There, claims belong to the replica.
@@ -46,11 +52,11 @@ fn the_commands_of_the_page_on_http_run() {
 fn the_commands_of_the_page_on_http_run_on_etcd() {
     let etcd = Etcd::start().expect("etcd");
     let dir = Dir::new("http-etcd").expect("a directory");
-    the_page_on_http_runs(&dir, &etcd.url());
+    the_page_on_http_runs(&dir, &etcd.url(), REPLICAS);
 }
 
 /// All blocks of the page are one session in one shell, with the service that the page itself starts.
-fn the_page_on_http_runs(dir: &Dir, store: &str) {
+fn the_page_on_http_runs(dir: &Dir, store: &str, replicas: &str) {
     let port = Port::free().expect("a port");
     let blocks = blocks(HTTP, "sh", port.number());
     assert!(blocks.len() >= 6, "only {} blocks were found", blocks.len());
@@ -58,7 +64,10 @@ fn the_page_on_http_runs(dir: &Dir, store: &str) {
     let program: PathBuf = fencelock();
     let bin = program.parent().expect("a directory").display();
     // Ends what the page has started, also if a command fails.
-    let script = format!("trap 'kill $(jobs -p)' EXIT\n{}", blocks.join("\n"));
+    let session = blocks.join("\n");
+    assert!(session.contains(REPLICAS));
+    let session = session.replace(REPLICAS, replicas);
+    let script = format!("trap 'kill $(jobs -p)' EXIT\n{session}");
     let mut command = Command::new("bash");
     command
         .args(["-euo", "pipefail", "-c", &script])
