@@ -25,7 +25,7 @@ fn own(server: &MariaDb) -> OptsBuilder {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn options_lock_what_the_url_locks() {
+async fn options_and_url_lock_the_same() {
     let server = MariaDb::builder().password(PASSWORD).start().unwrap();
     let options = || {
         Options::new([host(&server)], "lock")

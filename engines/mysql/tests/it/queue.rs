@@ -17,7 +17,7 @@ async fn with_both(test: impl AsyncFn(&str)) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn free_names_go_on_and_nobody_is_listed_as_a_waiter() {
+async fn free_names_are_taken_and_no_waiter_is_listed() {
     let server = MariaDb::start().unwrap();
     let note = "CREATE TABLE `lock`.listed (name VARBINARY(999)); \
                 CREATE TRIGGER `lock`.note AFTER INSERT ON `lock`.fencelock_bound FOR EACH ROW \
@@ -52,8 +52,8 @@ async fn a_claim_is_listed_once_it_waits_in_the_server() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn connections_go_round_in_order() {
-    with_both(queue::connections_go_round_in_order).await;
+async fn connections_are_shared_in_order() {
+    with_both(queue::connections_are_shared_in_order).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -18,7 +18,7 @@ fn run_client(program: &str, server: &MariaDb, input: &[u8]) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tokens_go_on_above_when_a_dump_is_restored() {
+async fn tokens_increase_after_a_dump_is_restored() {
     for strategy in ["lease", "for-update", "get-lock"] {
         let server = MariaDb::start().unwrap();
         let url = format!("{}?strategy={strategy}", server.url());

@@ -34,7 +34,7 @@ fn host(server: &Server) -> String {
 }
 
 #[tokio::test]
-async fn options_lock_what_the_url_locks() {
+async fn options_and_url_lock_the_same() {
     let server = Server::builder()
         .user("me", "a/b@c", "~* &* +@all")
         .start()

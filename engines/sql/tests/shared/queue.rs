@@ -92,7 +92,7 @@ pub(crate) async fn a_claim_is_listed_once_it_waits_in_the_server(url: &str) {
 
 /// The first claim in the queue gets the next connection, also after its wait was dropped; what it has and does not use goes
 /// to the next one.
-pub(crate) async fn connections_go_round_in_order(url: &str) {
+pub(crate) async fn connections_are_shared_in_order(url: &str) {
     let few = engine(url, 1).await;
     let [holder, first, second, third] = ["holder", "first", "second", "third"].map(claim);
     place_to_hold(&few, &holder).await;

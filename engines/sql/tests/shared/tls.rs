@@ -128,7 +128,7 @@ pub(crate) async fn clients_show_their_own_certificates(
 }
 
 /// A proxy says that the server has no TLS. The client sends it only so many bytes, none of them secret.
-pub(crate) async fn tls_that_is_hidden_on_the_way(
+pub(crate) async fn tls_that_is_denied_on_the_way(
     (url, ca): (&str, &str),
     strategies: &[&str],
     hide: Meddle,
@@ -174,7 +174,7 @@ pub(crate) async fn nothing_can_be_read_on_the_way((url, ca): (&str, &str), stra
 }
 
 /// A server without TLS, which is fine on this machine; and any authority.
-pub(crate) async fn a_server_that_has_none(url: &str, ca: &str) {
+pub(crate) async fn a_server_without_tls(url: &str, ca: &str) {
     for way in ["", "?tls=off", "?tls=prefer"] {
         drop(opened(&format!("{url}{way}")).await);
     }
@@ -186,7 +186,7 @@ pub(crate) async fn a_server_that_has_none(url: &str, ca: &str) {
 }
 
 /// 0.0.0.0 leads to this machine, but counts as another one.
-pub(crate) async fn another_machine((local, ca): (&str, &str)) {
+pub(crate) async fn tls_is_required_to_another_machine((local, ca): (&str, &str)) {
     let url = local.replace("127.0.0.1", "0.0.0.0");
     misconfigured(&url, &["tls-ca=FILE"]).await;
     let words = ["is for localhost, ", "and not for 0.0.0.0"];
