@@ -35,7 +35,7 @@ async fn free_names_are_taken_and_no_waiter_is_listed() {
         assert!(connections(&server) <= 4 + 2);
         client.close().await.unwrap();
     }
-    // A real waiter is noted.
+    // A claim that really waits in the server is listed.
     let url = url(&server, BOTH[0]);
     let (one, two) = (open(&url).await.unwrap(), open(&url).await.unwrap());
     let held = take(&one, "held").await;
@@ -70,7 +70,7 @@ async fn holders_go_on_while_others_queue() {
 async fn waiters_beyond_the_bound_queue_in_the_process() {
     let server = MariaDb::start().unwrap();
     for strategy in BOTH {
-        // This question runs, too.
+        // This query runs, too.
         let waiting = || status(&server, "Threads_running") - 1;
         let connections = || connections(&server);
         let url = url(&server, strategy);
