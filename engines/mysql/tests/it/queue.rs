@@ -29,7 +29,7 @@ async fn free_names_are_taken_and_no_waiter_is_listed() {
         if strategy == BOTH[0] {
             server.sql(note).unwrap();
         }
-        queue::free_names_go_on(&client).await;
+        queue::free_names_are_taken(&client).await;
         assert_eq!(number(&server, listed), 0, "{strategy}");
         // Each of the clients has a control connection.
         assert!(connections(&server) <= 4 + 2);

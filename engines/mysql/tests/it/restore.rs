@@ -5,7 +5,7 @@ use std::process::Command;
 use fencelock_testbed::{Flow, Proxy};
 
 use super::shared::late;
-use super::shared::restore::{above, run, tokens_go_on_above};
+use super::shared::restore::{above, run, tokens_increase_after_a_restore};
 use super::*;
 
 fn run_client(program: &str, server: &MariaDb, input: &[u8]) -> Vec<u8> {
@@ -37,7 +37,7 @@ async fn tokens_increase_after_a_dump_is_restored() {
         sleep(Duration::from_millis(100)).await;
         for dump in [&new, &old] {
             let restore = || drop(run_client("mariadb", &server, dump));
-            tokens_go_on_above(&url, (&one, &two), &mut last, restore).await;
+            tokens_increase_after_a_restore(&url, (&one, &two), &mut last, restore).await;
         }
     }
 }

@@ -26,7 +26,7 @@ async fn free_names_are_taken_and_no_waiter_is_listed() {
                 EXECUTE FUNCTION note()";
     server.psql("lock", note).unwrap();
     let listed = || server.psql("lock", "SELECT count(*) FROM listed").unwrap();
-    queue::free_names_go_on(&client).await;
+    queue::free_names_are_taken(&client).await;
     assert_eq!(listed(), "0");
     let connections = connections(&server, "true");
     // Besides the control connection.

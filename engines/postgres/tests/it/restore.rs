@@ -5,7 +5,7 @@ use std::process::Command;
 use fencelock_core::engine::Evict;
 
 use super::shared::late;
-use super::shared::restore::{above, run, tokens_go_on_above};
+use super::shared::restore::{above, run, tokens_increase_after_a_restore};
 use super::*;
 
 fn run_client(program: &str, server: &Postgres, args: &[&str], input: &[u8]) -> Vec<u8> {
@@ -41,7 +41,7 @@ async fn tokens_increase_after_a_dump_is_restored() {
             above(&two, &mut last, strategy).await;
             let dumped = run_client("pg_dump", &server, dump, b"");
             let restore = || drop(run_client(restorer, &server, restore, &dumped));
-            tokens_go_on_above(&url, (&one, &two), &mut last, restore).await;
+            tokens_increase_after_a_restore(&url, (&one, &two), &mut last, restore).await;
         }
     }
 }
