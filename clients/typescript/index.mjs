@@ -1,4 +1,4 @@
-// For `import`. The program is loaded once, whether it is imported or required, so `instanceof` holds for both.
+// For `import`. The package is loaded once, whether it is imported or required, so that `instanceof` works for both.
 export {
   connect,
   Client,

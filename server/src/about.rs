@@ -18,22 +18,22 @@ use crate::refusal::Refusal;
 use crate::replica::Replica;
 use crate::reply::json;
 
-/// What this version can do beyond the basics.
+/// Features of this version beyond the basics.
 const FEATURES: [&str; 5] = ["simple", "renewals", BATCH, PLACE, SHORTEN];
 
-/// What it can do beside that if it hears what the store reports.
+/// One more feature, of replicas that get the store's events.
 const EVENTS: &str = "events";
 
-/// A store that has failed every call for so long is not ready.
+/// A store that has failed every call for this long is not ready.
 const UNREADY_AFTER: Duration = Duration::from_secs(5);
 
-/// The store is asked by `/readyz` if nobody else has asked it for so long.
+/// `/readyz` calls the store itself if no other call was made for this long.
 const IDLE: Duration = Duration::from_secs(2);
 
-/// The lock that is looked at to see whether the store answers. Nobody takes it.
+/// The lock that `/readyz` looks at to see whether the store answers. Nobody takes it.
 const PROBE: &str = "fencelock/ready";
 
-/// What the store promises.
+/// `GET /v1/store`: the promises of the store.
 pub(crate) async fn store(
     State(replica): State<Arc<Replica>>,
     caller: Caller,
@@ -70,7 +70,7 @@ pub(crate) async fn store(
     Ok(json(StatusCode::OK, &body))
 }
 
-/// What is wrong with the store as it is now.
+/// `GET /v1/store/findings`: what is wrong with the store now.
 pub(crate) async fn findings(
     State(replica): State<Arc<Replica>>,
     caller: Caller,
@@ -95,7 +95,7 @@ struct Health {
     status: &'static str,
 }
 
-/// The process serves requests.
+/// `GET /healthz`: whether the process serves requests.
 pub(crate) async fn healthz(State(replica): State<Arc<Replica>>) -> Result<Response, Refusal> {
     match replica.pulse.is_well() {
         true => Ok(json(StatusCode::OK, &Health { status: "ok" })),
@@ -106,7 +106,7 @@ pub(crate) async fn healthz(State(replica): State<Arc<Replica>>) -> Result<Respo
     }
 }
 
-/// The replica may be sent requests: it is not about to end, and its store answers.
+/// `GET /readyz`: whether the replica may be sent requests. It is ready if it is not draining and its store answers.
 pub(crate) async fn readyz(State(replica): State<Arc<Replica>>) -> Result<Response, Refusal> {
     if replica.draining.is_cancelled() {
         return Err(Refusal::new(Kind::Draining, "this replica is about to end"));

@@ -1,4 +1,4 @@
-//! Who asks: credentials of a request, rights, and quotas.
+//! Callers: their credentials, rights and quotas.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use subtle::ConstantTimeEq;
 
 use crate::principal::{BearerToken, Grant, Principal, Right, TokenHash};
 
-/// The most bytes of a principal's name: an owner has room for it.
+/// The most bytes of a principal's name. An owner has room for it.
 const MOST_NAME_BYTES: usize = 50;
 
-/// How many streams of events a principal may have open if nothing is said.
+/// How many streams of events a principal may have open by default.
 const STREAMS: usize = 1000;
 
 /// All principals, as they are configured now.
@@ -49,7 +49,7 @@ struct Bucket {
 }
 
 impl Access {
-    /// Reads the configuration. What principals have used stays theirs, by name.
+    /// Reads the configuration. A principal keeps its counts of use, by name.
     pub(crate) fn new(
         principals: &[Principal],
         anonymous: &[Grant],
@@ -105,12 +105,12 @@ impl Access {
         Ok(access)
     }
 
-    /// Whose token this is.
+    /// The principal that has this token.
     pub(crate) fn of_token(&self, token: &BearerToken) -> Option<Arc<Known>> {
         let hash = token.sha256().0;
         let mut found = None;
         for (known, principal) in self.tokens.get(token.id())? {
-            // Each is compared, so that the time tells nothing.
+            // Every token is compared in constant time, so that the time taken reveals nothing.
             let same: bool = hash.ct_eq(&known.sha256.0).into();
             if same && !known.is_over() {
                 found = Some(Arc::clone(principal));
@@ -119,12 +119,12 @@ impl Access {
         found
     }
 
-    /// Whose certificate this is: one with this name.
+    /// The principal that has a certificate with this name.
     pub(crate) fn of_certificate(&self, name: &str) -> Option<Arc<Known>> {
         self.certificates.get(name).map(Arc::clone)
     }
 
-    /// A client without credentials.
+    /// The principal of clients without credentials.
     pub(crate) fn anonymous(&self) -> Arc<Known> {
         Arc::clone(&self.anonymous)
     }
@@ -169,12 +169,12 @@ impl Known {
         }))
     }
 
-    /// Whether it has a right on a name.
+    /// Whether the principal has a right on a name.
     pub(crate) fn may(&self, right: Right, name: &str) -> bool {
         self.principal.may(right, name)
     }
 
-    /// Whether it has any right at all.
+    /// Whether the principal has any right at all.
     pub(crate) fn may_anything(&self) -> bool {
         self.principal
             .rights
@@ -187,7 +187,7 @@ impl Known {
         self.name.as_deref().unwrap_or("anonymous")
     }
 
-    /// Counts a take; if there were too many, in how many seconds there will be room.
+    /// Counts a take. If there were too many, the error says in how many seconds there will be room.
     pub(crate) fn count_take(&self) -> std::result::Result<(), u32> {
         let Some(rate) = self.principal.takes_per_s else {
             return Ok(());
@@ -206,14 +206,14 @@ impl Known {
         Ok(())
     }
 
-    /// Counts a stream until it is dropped; none if there are too many.
+    /// Counts a stream until it is dropped; `None` if there are too many.
     pub(crate) fn count_stream(&self) -> Option<Streams> {
         let open = self.used.streams.fetch_add(1, Ordering::Relaxed);
         let stream = Streams(Arc::clone(&self.used));
         (open < self.principal.streams.unwrap_or(STREAMS)).then_some(stream)
     }
 
-    /// Counts a waiter until it is dropped; none if there are too many.
+    /// Counts a waiter until it is dropped; `None` if there are too many.
     pub(crate) fn count_waiter(&self) -> Option<Waiter> {
         let waiting = self.used.waiting.fetch_add(1, Ordering::Relaxed);
         let waiter = Waiter(Arc::clone(&self.used));

@@ -1,4 +1,4 @@
-//! From the members of a request to a claim as the engine knows it.
+//! Makes a claim for the engine from the members of a request.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -24,7 +24,7 @@ pub(crate) struct Asked {
     pub(crate) name: LockName,
     mode: ModeWord,
     permit_count: Option<NonZeroU32>,
-    /// None: the service's own.
+    /// `None`: the service's default.
     ttl: Option<Duration>,
     lock_delay: Duration,
     owner: String,
@@ -70,7 +70,7 @@ impl From<RenewOne> for Asked {
 }
 
 impl Asked {
-    /// The claim, with the whole lease.
+    /// The claim, with a lease of the whole ttl.
     pub(crate) fn claim(
         self,
         id: ClaimId,
@@ -106,7 +106,7 @@ impl Asked {
     }
 }
 
-/// The claim that a release means. It refuses little: a client that could take must be able to release.
+/// The claim that a release is about. It refuses little: a client that could take must be able to release.
 pub(crate) fn released(
     body: Release,
     id: ClaimId,
@@ -136,7 +136,7 @@ pub(crate) fn token(token: Token) -> Result<Token, Refusal> {
     }
 }
 
-/// The token of a request to evict. Zero is nobody's, and so evicts nobody, as each other token does that is not the holder's.
+/// The token of a request to evict. Zero is accepted here: it is no holder's token, so it evicts nobody.
 pub(crate) fn any_token(asked: Token) -> Result<Token, Refusal> {
     match asked.get() {
         0 => Ok(asked),
@@ -144,7 +144,7 @@ pub(crate) fn any_token(asked: Token) -> Result<Token, Refusal> {
     }
 }
 
-/// How long a client may believe, from when it sent its request, which was before `received`.
+/// How long a client may believe, in milliseconds since it sent its request. It sent the request before `received`.
 pub(crate) fn since_sent(counted_from: BootInstant, lease: Duration, received: BootInstant) -> u64 {
     millis((counted_from + lease).since(received))
 }
@@ -167,7 +167,7 @@ fn not_offered(replica: &Replica, what: &str) -> Refusal {
     Refusal::new(Kind::Unsupported, detail)
 }
 
-/// The lease of a request that names none.
+/// The lease of a request without a ttl.
 fn default_ttl(lock_delay: Duration, replica: &Replica) -> Duration {
     let most = replica.max_ttl().saturating_sub(lock_delay);
     let ttl = Duration::from_millis(DEFAULT_TTL_MS).min(most);

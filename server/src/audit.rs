@@ -1,4 +1,4 @@
-//! The audit log: one JSON line for each thing that somebody may be asked about later. No keys, no secrets.
+//! The audit log: one JSON line for each deed that may have to be explained later. It has no keys and no secrets.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 
 use crate::config::AuditLog;
 
-/// How many lines may wait to be written. What comes beyond is dropped and counted.
+/// How many lines may wait to be written. Further lines are dropped and counted.
 const WAITING: usize = 4096;
 
 /// How many of the last lines the dashboard shows.
@@ -36,7 +36,7 @@ pub(crate) enum Deed {
 }
 
 impl Deed {
-    /// The word in the log.
+    /// The word for it in the log.
     pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::Evict => "evict",
@@ -109,14 +109,14 @@ impl Line {
     }
 
     fn text(&self) -> String {
-        // Texts and numbers alone, which can always be written.
+        // A line has only texts and numbers, which can always be written as JSON.
         let mut text = serde_json::to_string(self).unwrap_or_default();
         text.push('\n');
         text
     }
 }
 
-/// The last lines, for the dashboard. They are kept also where nothing is written.
+/// The last lines, for the dashboard. They are kept even if no log is written.
 #[derive(Debug, Default)]
 pub(crate) struct Tail(Mutex<VecDeque<Line>>);
 
@@ -146,7 +146,7 @@ pub(crate) struct Audit {
 
 enum Order {
     Write(String),
-    /// Somebody waits until it is written.
+    /// A line whose writer waits until it is written.
     Confirm(String, oneshot::Sender<io::Result<()>>),
     /// The file was moved away.
     Reopen,
@@ -168,7 +168,7 @@ impl Audit {
         })
     }
 
-    /// Writes a line some time soon. Nobody waits for it.
+    /// Queues a line to be written, without waiting.
     pub(crate) fn note(&self, line: &Line) {
         if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) =
             self.orders.try_send(Order::Write(line.text()))
@@ -186,7 +186,7 @@ impl Audit {
         written.await.map_err(gone)?
     }
 
-    /// Opens the file again, by its name.
+    /// Opens the file again by its name.
     pub(crate) fn reopen(&self) {
         let _ = self.orders.try_send(Order::Reopen);
     }
@@ -227,7 +227,7 @@ fn write_all(
     }
 }
 
-/// A line in one call, so that lines of several processes do not mix.
+/// Writes a line in one call, so that lines of several processes do not mix.
 fn write(out: &mut Option<File>, text: &str) -> io::Result<()> {
     match out {
         Some(file) => file.write_all(text.as_bytes()),
@@ -239,11 +239,11 @@ fn write(out: &mut Option<File>, text: &str) -> io::Result<()> {
     }
 }
 
-/// A time as RFC 3339 has it, in UTC and milliseconds.
+/// A time in RFC 3339, in UTC with milliseconds.
 pub(crate) fn rfc3339(time: SystemTime) -> String {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
     let (days, seconds) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
-    // The civil calendar from days: eras of 400 years that begin on 1 March.
+    // The civil calendar from days: eras of 400 years that begin on 1 March of year 0.
     let shifted = days + 719_468;
     let (era, of_era) = (shifted / 146_097, shifted % 146_097);
     let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
@@ -272,7 +272,7 @@ mod tests {
         let audit = Audit::open(&AuditLog::new("/dev/full")).unwrap();
         let line = Line::new("r", "somebody", None, Deed::Grant);
         audit.note(&line);
-        // What comes later is written later.
+        // The line is queued, not written at once.
         assert!(audit.confirm(&line).await.is_err());
         assert_eq!(audit.dropped(), 1);
     }

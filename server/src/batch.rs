@@ -1,5 +1,5 @@
-//! `POST /v1/batch`: takes and releases of several claims in one request, none of which waits. Each is served as if it had come
-//! alone, and its answer is a line that is written once it is known: a slow one holds up no other.
+//! `POST /v1/batch`: takes and releases of several claims in one request. None of them waits. Each is served like a request of
+//! its own, and its answer is one line, written once it is known. So a slow one delays no other.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::refusal::Refusal;
 use crate::replica::Replica;
 use crate::take::taking;
 
-/// What one of them asks for.
+/// What one request of the batch asks for.
 enum Asks {
     Take(Take),
     Release(Release),
@@ -39,12 +39,12 @@ pub(crate) async fn batch(
         one(replica, received, caller, claim, asks).boxed()
     });
     let mut open: Answers = open.collect();
-    // Most often all are known at once, and then the answer is whole.
+    // Usually all answers are known at once, and the response is not streamed.
     let first = poll_fn(|context| open.poll_known(context)).await;
     Ok(open.after(first))
 }
 
-/// The requests, each with a claim of its own for which the key speaks.
+/// The requests, each for a different claim of this key.
 fn all(key: &Key, body: Batch) -> Result<Vec<(ClaimId, Asks)>, Refusal> {
     let count = body.claims.len();
     if count > MOST_IN_BATCH {
@@ -84,7 +84,7 @@ fn all(key: &Key, body: Batch) -> Result<Vec<(ClaimId, Asks)>, Refusal> {
     Ok(asked)
 }
 
-/// Serves one of them, and writes its answer.
+/// Serves one request, and writes its answer.
 async fn one(
     replica: Arc<Replica>,
     received: BootInstant,

@@ -1,6 +1,6 @@
 //! Stores on which a claim belongs to the process that placed it: what this replica holds for its clients. The holds of a
-//! replica share sessions, which any renewal keeps alive. So the replica keeps a lease for each claim: it withdraws a claim
-//! that its client does not renew in time, again and again until the store has confirmed that.
+//! replica share sessions, and any renewal keeps a session alive. So the replica keeps a lease for each claim. If a client does
+//! not renew in time, the replica withdraws its claim, and repeats that until the store has confirmed it.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Weak};
@@ -13,7 +13,7 @@ use tokio::sync::{Notify, watch};
 
 use crate::known::Known;
 
-/// How long an id that has ended is remembered: longer than any request for it may be late.
+/// How long the id of an ended claim is remembered. No request for it arrives later than that.
 const REMEMBERED: Duration = Duration::from_secs(60);
 
 /// The shortest and the longest pause before a withdrawal is repeated.
@@ -25,7 +25,7 @@ pub(crate) struct Bound {
     engine: Arc<dyn Engine>,
     known: Arc<Known>,
     table: Mutex<Table>,
-    /// Something is due earlier than before.
+    /// Notified when something is due earlier than before.
     changed: Notify,
     /// How many claims are in the table.
     count: watch::Sender<usize>,
@@ -34,39 +34,39 @@ pub(crate) struct Bound {
 #[derive(Debug, Default)]
 struct Table {
     claims: HashMap<ClaimId, Entry>,
-    /// By when they end.
+    /// The claims by their deadlines.
     order: BTreeSet<(BootInstant, ClaimId)>,
     ended: HashSet<ClaimId>,
     ended_at: VecDeque<(BootInstant, ClaimId)>,
-    /// Whether a task looks after them.
+    /// Whether a reaper task runs.
     reaped: bool,
 }
 
 #[derive(Debug)]
 struct Entry {
     claim: Claim,
-    /// The client has the claim until then; after that it is withdrawn.
+    /// The deadline of the client. After it the claim is withdrawn.
     until: BootInstant,
-    /// Its client was told that it may believe until then. So long the store and the engine keep it for certain.
+    /// Until when the client was told to believe. The store and the engine keep the claim at least that long.
     believed: Option<BootInstant>,
     holds: bool,
-    /// Those of its grants.
+    /// The tokens of its grants.
     tokens: Vec<Token>,
-    /// It is being withdrawn.
+    /// The claim is being withdrawn.
     ending: bool,
 }
 
-/// Why a claim does not go on here.
+/// Why a request for a claim is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotHere {
-    /// It has ended, or was never here.
+    /// The claim has ended, or was never here.
     Ended,
-    /// The id is that of a claim for another lock, or the token is of none of its grants. What is here goes on.
+    /// The id is that of a claim for another lock, or the token is of none of its grants. The claim of this id goes on.
     Other,
 }
 
 impl Entry {
-    /// Its client was told until when it may believe, and that is over: lost stays lost.
+    /// Whether the client may no longer believe in its hold. A lost hold stays lost.
     fn is_lost(&self, now: BootInstant) -> bool {
         self.holds && self.believed.is_some_and(|until| until <= now)
     }
@@ -83,7 +83,7 @@ impl Bound {
         })
     }
 
-    /// A claim is about to be placed, and is its client's until then. Its turn has been taken.
+    /// Notes that a claim is about to be placed, with this deadline. The caller has the claim's turn.
     pub(crate) fn placing(
         self: &Arc<Self>,
         claim: &Claim,
@@ -127,14 +127,14 @@ impl Bound {
         Ok(())
     }
 
-    /// The store has nothing of a claim that was placed.
+    /// Notes that the store has nothing of a claim that was placed.
     pub(crate) fn is_not_there(&self, id: ClaimId) {
         let mut table = self.table.lock();
         table.remove(id);
         self.tell(&table);
     }
 
-    /// The claim holds by this token. Until when its client has it; none if it has ended.
+    /// Notes that the claim holds by this token. Returns its deadline, or `None` if it has ended.
     pub(crate) fn holds(&self, id: ClaimId, token: Token) -> Option<BootInstant> {
         let mut table = self.table.lock();
         let entry = table.claims.get_mut(&id).filter(|entry| !entry.ending)?;
@@ -145,7 +145,8 @@ impl Bound {
         Some(entry.until)
     }
 
-    /// The client of a hold now hears that it may believe until then; at least, or at most if that is to `shorten`.
+    /// Notes that the client of a hold is told to believe until then. This never moves the time back, unless it is to
+    /// `shorten`.
     pub(crate) fn tells(&self, id: ClaimId, until: BootInstant, shorten: bool) {
         let mut table = self.table.lock();
         if let Some(entry) = table.claims.get_mut(&id) {
@@ -154,7 +155,7 @@ impl Bound {
         }
     }
 
-    /// Until when the client of a hold of this lock may believe; none if it is not here, or is ending.
+    /// Until when the client of a hold of this lock may believe. `None` if the hold is not here, or is ending.
     pub(crate) fn believed_until(&self, id: ClaimId, name: &LockName) -> Option<BootInstant> {
         let table = self.table.lock();
         let entry = table.claims.get(&id)?;
@@ -169,7 +170,7 @@ impl Bound {
         entry.is_some_and(|entry| entry.claim.name != *name)
     }
 
-    /// A hold is about to be renewed, and is its client's until then.
+    /// Notes that a hold is about to be renewed, with this deadline.
     pub(crate) fn renewing(&self, held: &HeldClaim, until: BootInstant) -> Result<(), NotHere> {
         let HeldClaim { claim, token, .. } = held;
         let now = self.engine.clock().now();
@@ -193,7 +194,7 @@ impl Bound {
         }
     }
 
-    /// Withdraws the claim: the store says that it does not hold, or its client gives it back.
+    /// Begins to withdraw the claim: the store says that it does not hold, or its client gives it back.
     pub(crate) fn end(&self, id: ClaimId) {
         let now = self.engine.clock().now();
         let mut table = self.table.lock();
@@ -207,7 +208,7 @@ impl Bound {
         }
     }
 
-    /// The store has confirmed that nothing is left of a claim. Its id is not used again.
+    /// Notes that nothing is left of a claim, as the store confirmed. Its id is not used again.
     pub(crate) fn ended(&self, id: ClaimId) {
         let now = self.engine.clock().now();
         let mut table = self.table.lock();
@@ -242,7 +243,7 @@ impl Bound {
         ]
     }
 
-    /// Ends all of them, and returns how many held.
+    /// Begins to withdraw all claims, and returns how many of them held.
     pub(crate) fn end_all(&self) -> usize {
         let table = self.table.lock();
         let all: Vec<ClaimId> = table.claims.keys().copied().collect();
@@ -258,10 +259,10 @@ impl Bound {
         held
     }
 
-    /// Returns once none is left.
+    /// Returns once no claim is left.
     pub(crate) async fn none_left(&self) {
         let mut count = self.count.subscribe();
-        // The sender lives as long as this.
+        // This cannot fail: `self` owns the sender.
         let _ = count.wait_for(|count| *count == 0).await;
     }
 
@@ -278,7 +279,7 @@ impl Bound {
         let mut table = self.table.lock();
         match table.order.first().copied() {
             Some((until, id)) if until <= now => {
-                // In nobody's order any more: its withdrawal goes on until it is done.
+                // No longer in `order`: one task withdraws it to the end.
                 table.order.remove(&(until, id));
                 Due::Now(id)
             }
@@ -290,7 +291,7 @@ impl Bound {
         }
     }
 
-    /// What to withdraw, once the turn is taken; none if the client came first.
+    /// What to withdraw. The caller has the turn. `None` if the client renewed before.
     fn is_due(&self, id: ClaimId) -> Option<(Claim, Leave)> {
         let now = self.engine.clock().now();
         let mut table = self.table.lock();
@@ -310,7 +311,7 @@ impl Bound {
         Some((entry.claim.clone(), how))
     }
 
-    /// Withdraws until the store confirms it. No call of the claim is under way meanwhile.
+    /// Withdraws the claim until the store confirms it. Meanwhile no other call of the claim is under way.
     async fn withdraw(self: Arc<Self>, id: ClaimId) {
         let mut visit = self.known.enter(id);
         visit.take_turn().await;
@@ -347,7 +348,7 @@ impl Table {
     fn keep_until(&mut self, id: ClaimId, until: BootInstant) {
         if let Some(entry) = self.claims.get_mut(&id) {
             let before = std::mem::replace(&mut entry.until, until);
-            // One that is not there is about to be looked at, and then found to be prolonged.
+            // A claim that is not in `order` is about to be checked by `is_due`, which sees the new deadline.
             if self.order.remove(&(before, id)) {
                 self.order.insert((until, id));
             }
@@ -370,7 +371,7 @@ impl Table {
     }
 }
 
-/// Withdraws what is due, until nothing is left.
+/// Withdraws the claims that are due, until no claim is left.
 async fn reap(bound: Weak<Bound>) {
     loop {
         let Some(now) = bound.upgrade() else { return };

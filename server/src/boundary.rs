@@ -1,5 +1,5 @@
-//! The checks that every request must pass, and the headers of every answer. Loopback is no boundary: a web page in a browser
-//! reaches it.
+//! The checks that every request must pass, and the headers of every answer. Listening on loopback is no protection: a web page
+//! in a browser reaches it.
 
 use std::net::{IpAddr, SocketAddr};
 use std::panic::AssertUnwindSafe;
@@ -48,11 +48,11 @@ pub(crate) async fn boundary(
     complete(&replica, received, (route, &method), &span, response)
 }
 
-/// The answer to a request, whatever comes of it.
+/// The answer to a request. A panic becomes an error answer.
 pub(crate) async fn served_whole(
     served: impl Future<Output = Result<Response, Refusal>>,
 ) -> Response {
-    // What a panic leaves behind belongs to this request alone.
+    // A panic cannot leave broken state behind: what it touched belongs to this request alone.
     let served = AssertUnwindSafe(served).catch_unwind().await;
     let bug = |_| {
         let detail = "the request met a bug; what it asked for may have been done";
@@ -128,7 +128,7 @@ fn check_sizes(replica: &Replica, uri: &Uri, headers: &HeaderMap) -> Result<(), 
     Ok(())
 }
 
-/// The host and port that the client asked for.
+/// The host and port in the request.
 fn host(uri: &Uri, headers: &HeaderMap) -> Result<Authority, Refusal> {
     if let Some(authority) = uri.authority() {
         return Ok(authority.clone());
@@ -144,7 +144,7 @@ fn host(uri: &Uri, headers: &HeaderMap) -> Result<Authority, Refusal> {
     }
 }
 
-/// Whether the host is this service. A page of another site reaches it under a name of that site only.
+/// Whether the host is this service. A request from a page of another site has the name of that site here.
 fn is_own(replica: &Replica, host: &Authority, local: Option<SocketAddr>) -> bool {
     let name = host.host();
     let address = name.trim_start_matches('[').trim_end_matches(']');
@@ -165,7 +165,7 @@ fn named(replica: &Replica, host: &str) -> bool {
     advertised == Some(true) || names.any(|name| name.eq_ignore_ascii_case(host))
 }
 
-/// A page of another site must not do anything here, even if its browser lets it send the request.
+/// Refuses what a page of another site sent, even if its browser allows the request.
 fn check_origin(headers: &HeaderMap, host: &Authority) -> Result<(), Refusal> {
     let Some(origin) = only_header(headers, ORIGIN.as_str())? else {
         return Ok(());

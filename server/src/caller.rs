@@ -17,10 +17,10 @@ use crate::principal::{BearerToken, Right};
 use crate::refusal::Refusal;
 use crate::replica::Replica;
 
-/// In whose name a proxy asks.
+/// For whom a proxy sends a request.
 const FORWARDED_FOR: &str = "x-forwarded-for";
 
-/// Where a connection came from, and where it came in.
+/// The two ends of a connection, and the client's certificate.
 #[derive(Debug)]
 pub(crate) struct Origin {
     pub(crate) peer: SocketAddr,
@@ -29,7 +29,7 @@ pub(crate) struct Origin {
     pub(crate) certificate: Option<Arc<str>>,
 }
 
-/// By what a caller is known.
+/// How a caller identifies itself.
 #[derive(Clone, Debug)]
 enum Credentials {
     None,
@@ -38,12 +38,12 @@ enum Credentials {
 }
 
 impl Credentials {
-    /// None if nobody has this token, or not any more.
+    /// `None` if no principal has this token now.
     fn whose(&self, access: &Access) -> Option<Arc<Known>> {
         match self {
             Self::None => Some(access.anonymous()),
             Self::Token(token) => access.of_token(token),
-            // A certificate that no principal has is as none.
+            // A certificate of no principal counts as no certificate.
             Self::Certificate(name) => Some(
                 access
                     .of_certificate(name)
@@ -53,13 +53,13 @@ impl Credentials {
     }
 }
 
-/// Who asks.
+/// The caller of a request.
 #[derive(Debug)]
 pub(crate) struct Caller {
     known: Arc<Known>,
     credentials: Credentials,
     peer: Option<SocketAddr>,
-    /// For whom the peer says that it asks, if it is one of the configured proxies. For the audit log alone.
+    /// For whom the peer says that it asks, if the peer is one of the configured proxies. Only for the audit log.
     forwarded_for: Option<IpAddr>,
     replica: Arc<Replica>,
 }
@@ -76,7 +76,7 @@ impl FromRequestParts<Arc<Replica>> for Caller {
     }
 }
 
-/// The last address in `X-Forwarded-For` that is no configured proxy. What stands before it may be anybody's invention.
+/// The last address in `X-Forwarded-For` that is no configured proxy. Anybody can invent the addresses before it.
 fn forwarded_for(
     replica: &Replica,
     peer: Option<SocketAddr>,
@@ -107,7 +107,7 @@ fn bearer_token(text: &str) -> Option<BearerToken> {
 }
 
 impl Caller {
-    /// Who asks by its credentials, or without any.
+    /// The caller of a request by its credentials, or the anonymous one.
     pub(crate) fn by_credentials(
         origin: Option<&Origin>,
         headers: &HeaderMap,
@@ -135,7 +135,7 @@ impl Caller {
         }
     }
 
-    /// The same caller by the principals and rights that are configured now.
+    /// The same caller, with the principals and rights that are configured now. An error if it is no longer known.
     pub(crate) fn again(&self) -> Result<Self, Refusal> {
         let known = self.credentials.whose(&self.replica.access());
         let known = known.ok_or_else(|| self.bad_token())?;
@@ -154,7 +154,7 @@ impl Caller {
         Refusal::new(Kind::Unauthorized, detail)
     }
 
-    /// Somebody who is known, as the author of this request.
+    /// A principal that is known already, as the caller of this request.
     pub(crate) fn of(known: Arc<Known>, parts: &Parts, replica: &Arc<Replica>) -> Self {
         let origin = parts.extensions.get::<Arc<Origin>>();
         let origin = origin.map(|origin| &**origin);
@@ -177,7 +177,7 @@ impl Caller {
         }
     }
 
-    /// Its name for people.
+    /// The name to show to people.
     pub(crate) fn shown(&self) -> &str {
         self.known.shown()
     }
@@ -197,12 +197,12 @@ impl Caller {
         }
     }
 
-    /// Returns once the caller has lost the right, since rights were read again. May be dropped.
+    /// Returns once a reload has taken the right from the caller. Cancel safe.
     pub(crate) async fn loses(&self, right: Right, name: &LockName) -> Refusal {
         let mut reloads = self.replica.reloads();
         loop {
             if reloads.changed().await.is_err() {
-                // The replica is going, and nobody reads rights any more.
+                // The replica is ending, and nobody reads rights any more.
                 std::future::pending::<()>().await;
             }
             let still = self.again().and_then(|caller| caller.must(right, name));
@@ -212,7 +212,7 @@ impl Caller {
         }
     }
 
-    /// Refuses a caller that has no right on all names.
+    /// Refuses a caller that does not have this right on all names.
     pub(crate) fn must_on_all(&self, right: Right) -> Result<(), Refusal> {
         match self.may_on_all(right) {
             true => Ok(()),
@@ -299,14 +299,14 @@ impl Caller {
         })
     }
 
-    /// The caller has renewed: its next connections are let in also when there are too many.
+    /// Notes that the caller has renewed: its next connections are served even if too many are open.
     pub(crate) fn note_renewal(&self) {
         if let Some(peer) = self.peer {
             self.replica.renewers.note(peer.ip());
         }
     }
 
-    /// Writes a line of the audit log, if there is one, and keeps it for the dashboard.
+    /// Writes a line of the audit log, if there is a log, and keeps the line for the dashboard.
     pub(crate) fn note(&self, line: impl FnOnce(Line) -> Line, deed: Deed) {
         let line = line(self.line(deed));
         if let Some(audit) = &self.replica.audit {
@@ -315,7 +315,7 @@ impl Caller {
         self.replica.tail.push(line);
     }
 
-    /// The same for grants and releases, which the operator may not want.
+    /// Like [`note`](Self::note), for grants and releases, which are optional.
     pub(crate) fn note_if_grants(&self, line: impl FnOnce(Line) -> Line, deed: Deed) {
         if self
             .replica
@@ -327,7 +327,7 @@ impl Caller {
         }
     }
 
-    /// Writes a line before something is done.
+    /// Writes a line before the deed itself is done.
     pub(crate) async fn confirm(
         &self,
         line: impl FnOnce(Line) -> Line,

@@ -1,19 +1,19 @@
-//! A call of the engine that goes on when the request that made it goes away.
+//! A call of the engine that goes on if the request that made it is dropped.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use tokio::runtime::Handle;
 
-/// Runs in the task of its request, which saves a task and two wakes for each request. If the request is dropped before the call has
-/// ended, the call gets a task of its own.
+/// A call that runs in the task of its request, which saves a task and two wake-ups for each request. If the request is dropped
+/// before the call has ended, the call gets a task of its own.
 pub(crate) struct Carried<F: Future<Output: Send> + Send + 'static> {
     call: Option<Pin<Box<F>>>,
     runtime: Handle,
 }
 
 impl<F: Future<Output: Send> + Send + 'static> Carried<F> {
-    /// Must be called within a runtime.
+    /// Must be called within a tokio runtime.
     pub(crate) fn new(call: F) -> Self {
         Self {
             call: Some(Box::pin(call)),
@@ -23,7 +23,7 @@ impl<F: Future<Output: Send> + Send + 'static> Carried<F> {
 }
 
 impl<F: Future<Output: Send> + Send + 'static> Future for Carried<F> {
-    /// None if it has been given before.
+    /// `None` if the result was taken before.
     type Output = Option<F::Output>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {

@@ -1,5 +1,5 @@
-//! How many claims hold and wait, for each pattern of lock names that is a label of metrics. It is read from the store, since a
-//! replica knows neither the claims at other replicas nor the clients that use the store directly.
+//! How many claims hold and wait, for each pattern of lock names that is a label of metrics. The numbers are read from the
+//! store, because a replica knows neither the claims at other replicas nor those of clients that use the store directly.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -13,13 +13,13 @@ use crate::metrics::{HOLDING, Metrics, WAITING};
 /// How often the store is read.
 const PERIOD: Duration = Duration::from_secs(15);
 
-/// How many locks are asked for at once.
+/// How many locks are read with one call.
 const PAGE: usize = 500;
 
 /// How many pages of a pattern are read at most.
 const MOST_PAGES: usize = 20;
 
-/// Reads the store now and again, for as long as its users are there.
+/// Reads the store every [`PERIOD`], until the engine or the metrics are dropped.
 pub(crate) fn start(engine: &Arc<dyn Engine>, metrics: &Arc<Metrics>) {
     if !metrics.patterns().is_empty() {
         let (engine, metrics) = (Arc::downgrade(engine), Arc::downgrade(metrics));
@@ -36,7 +36,7 @@ async fn repeat(engine: Weak<dyn Engine>, metrics: Weak<Metrics>) {
                     metrics.set(HOLDING, label(), counted.holding as f64);
                     metrics.set(WAITING, label(), counted.waiting as f64);
                 }
-                // The counters of calls tell it, too.
+                // The counters of calls show the failure, too.
                 Err(error) => tracing::debug!(%pattern, %error, "the store was not read"),
             }
         }
@@ -45,7 +45,7 @@ async fn repeat(engine: Weak<dyn Engine>, metrics: Weak<Metrics>) {
     }
 }
 
-/// What was found of one pattern.
+/// What was counted for one pattern.
 #[derive(Default)]
 struct Counted {
     holding: usize,

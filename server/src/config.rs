@@ -17,31 +17,31 @@ use crate::principal::{Grant, Principal, Right};
 pub struct Config {
     /// The URL under which clients reach this replica.
     pub advertise: Option<String>,
-    /// More names of this service, such as that of a balancer: what a request's `Host` may be besides loopback, the
-    /// addresses on which the replica listens, and the host of [`advertise`](Self::advertise).
+    /// More names of this service, such as that of a load balancer. A request's `Host` must be one of these, loopback, an
+    /// address on which the replica listens, or the host of [`advertise`](Self::advertise).
     pub hosts: Vec<String>,
     /// Who may use the service, and for what.
     pub principals: Vec<Principal>,
     /// What clients without credentials may do. By default: take and look, but not evict.
     pub anonymous: Vec<Grant>,
-    /// Where evictions, refusals and reloads are written; nowhere by default.
+    /// Where evictions, refusals and reloads are written. Nowhere by default.
     pub audit: Option<AuditLog>,
-    /// The files of TLS; without them the service speaks plain HTTP.
+    /// The files of TLS. Without them the service speaks plain HTTP.
     pub tls: Option<TlsFiles>,
-    /// Where `/metrics`, `/healthz` and `/readyz` are served; with everything else by default.
+    /// Where `/metrics`, `/healthz` and `/readyz` are served. By default they are served with everything else.
     pub admin: Option<SocketAddr>,
     /// The proxies whose `X-Forwarded-For` the audit log believes.
     pub proxies: Vec<IpAddr>,
     /// The lock names that may be labels of metrics: names, and prefixes that end in `*`. All others are `other`.
     pub metrics: Vec<String>,
-    /// What is limited.
+    /// The limits of a replica.
     pub limits: Limits,
 }
 
 /// The files of TLS, in PEM.
 #[derive(Clone, Debug)]
 pub struct TlsFiles {
-    /// The certificate of the service, and those between it and its authority.
+    /// The certificate of the service, and the intermediate ones.
     pub cert: PathBuf,
     /// Its key.
     pub key: PathBuf,
@@ -61,7 +61,7 @@ impl Config {
         }
     }
 
-    /// Whether a service can be started with this. Nothing is opened.
+    /// Checks whether a service can be started with these settings. Nothing is opened.
     ///
     /// # Errors
     /// [`Error::Invalid`] for an address or a principal that cannot be used.
@@ -74,7 +74,7 @@ impl Config {
     }
 }
 
-/// What clients are told to connect to: a URL without credentials, path or query.
+/// Checks the URL that clients are told to connect to. It must have no credentials, path or query.
 fn check_address(address: &str) -> std::result::Result<(), &'static str> {
     let uri: Uri = address.parse().map_err(|_| "it is no URL")?;
     if !matches!(uri.scheme_str(), Some("http" | "https")) {
@@ -131,12 +131,12 @@ pub struct Limits {
     pub headers: usize,
     /// How long a handshake of TLS may take.
     pub handshake_timeout: Duration,
-    /// How long the headers of a request may take to arrive: of a connection's first one since the connection is there, of a later
-    /// one of HTTP/1 since its first byte.
+    /// How long the headers of a request may take to arrive. For a connection's first request it counts from when the
+    /// connection was accepted, for a later one of HTTP/1 from the first byte.
     pub header_timeout: Duration,
     /// How long a connection may be idle before the headers of its next request have arrived.
     pub idle_timeout: Duration,
-    /// How long a stream of events says nothing at most.
+    /// The longest silence on a stream of events. After it the stream sends a comment.
     pub stream_beat: Duration,
     /// How long a stream of events lasts at most. Its client opens another one.
     pub stream_longest: Duration,
@@ -144,11 +144,12 @@ pub struct Limits {
     pub body_timeout: Duration,
     /// How often the files of TLS are read again.
     pub tls_reload: Duration,
-    /// The most open connections. A tenth of them is for peers that have renewed within the last minute.
+    /// The most open connections. A tenth of them is reserved for peers that have renewed within the last minute.
     pub connections: usize,
-    /// The most requests that wait at a time. A claim that is in the queue already is not counted.
+    /// The most requests that wait at a time. A claim that is in the queue already may wait beyond this limit.
     pub polls: usize,
-    /// The longest lease that a client may ask for, lock-delay included. The store's own limit counts if it is shorter.
+    /// The longest lease that a client may ask for, lock-delay included. If the store's own limit is shorter, that limit
+    /// applies.
     pub max_ttl: Duration,
 }
 

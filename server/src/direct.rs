@@ -1,5 +1,5 @@
-//! The requests of which there are most, served without the router: to take and to release a lock, alone and together. The
-//! router serves them, too, for listeners of other programs, by the same handlers.
+//! The most frequent requests, served without the router: taking and releasing a lock, alone and in batches. The router serves
+//! them, too, by the same handlers, for those who serve it on a listener of their own.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -19,12 +19,12 @@ use crate::refusal::Refusal;
 use crate::replica::Replica;
 use crate::{batch, go_on, spans, take};
 
-/// The routes, as the router has them and `/metrics` tells them.
+/// The routes as they are written in the router and in `/metrics`.
 const CLAIM: &str = "/v1/claims/{id}";
 const RELEASE: &str = "/v1/claims/{id}/release";
 const BATCH: &str = "/v1/batch";
 
-/// Such a request.
+/// A request that needs no router.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Direct {
     Take(ClaimId),
@@ -33,7 +33,7 @@ pub(crate) enum Direct {
 }
 
 impl Direct {
-    /// None if the router is to serve it.
+    /// `None` if the router must serve it.
     pub(crate) fn of<B>(request: &Request<B>) -> Option<Self> {
         let path = request.uri().path();
         let method = request.method();

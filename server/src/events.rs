@@ -1,4 +1,5 @@
-//! The events of a replica: what its engine reports of holds, and who leads. They are hints: a client that gets one asks again.
+//! The events of a replica: what its engine reports of holds, and changes of leaders. Events are hints: a client that gets one
+//! asks the service again.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -15,43 +16,43 @@ use tokio::sync::{broadcast, mpsc};
 use crate::bound::Bound;
 use crate::metrics::Metrics;
 
-/// How many events a slow reader may be behind. What comes beyond is lost for it.
+/// How many events a slow listener may have unread. Further ones are lost for it.
 const BEHIND: usize = 1024;
 
 /// The event of a claim that holds after it waited.
 pub(crate) const GRANTED: &str = "granted";
 
-/// How long a lock is watched before it is seen whether anybody listens still.
+/// How long one watch of a lock lasts. Then the task checks whether anybody still listens.
 const LOOK_ROUND: Duration = Duration::from_secs(10);
 
 /// The shortest and the longest pause after a lock could not be watched.
 const AFTER_ERROR: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
-/// What a replica knows to tell.
+/// The events of a replica, and who listens to them.
 #[derive(Debug)]
 pub(crate) struct Events {
     engine: Arc<dyn Engine>,
     metrics: Arc<Metrics>,
     /// On a store that is bound to replicas: what this one holds.
     bound: Option<Arc<Bound>>,
-    /// Who listens to the claims of a key, by the first bytes of their ids.
+    /// The listeners to the claims of a key, by the first bytes of their ids.
     listeners: Mutex<HashMap<[u8; 10], Vec<Listener>>>,
     holds: Mutex<Holds>,
     watched: Mutex<HashMap<LockName, broadcast::Sender<Told>>>,
     streams: AtomicUsize,
-    /// The engine's events have another listener.
+    /// Somebody else has taken the engine's events, so this replica gets none.
     deaf: AtomicBool,
 }
 
-/// One that listens to the claims of a key.
+/// A listener to the claims of a key.
 #[derive(Debug)]
 struct Listener {
     sender: mpsc::Sender<Told>,
-    /// Whether it wants to hear of grants, which are told by answers, too.
+    /// Whether it wants events of grants, which its client also gets as answers.
     hears_grants: bool,
 }
 
-/// The events of claims or of a lock, for one that listens.
+/// The events of claims or of a lock, for one listener.
 #[derive(Debug)]
 pub(crate) enum Receiver {
     Claims(mpsc::Receiver<Told>),
@@ -59,7 +60,7 @@ pub(crate) enum Receiver {
 }
 
 impl Receiver {
-    /// The next event; none if there will be no more. May be dropped and called again.
+    /// The next event; `None` after the last one. Cancel safe.
     pub(crate) async fn next(&mut self) -> Option<Told> {
         match self {
             Self::Claims(receiver) => receiver.recv().await,
@@ -78,7 +79,7 @@ impl Receiver {
 #[derive(Debug, Default)]
 struct Holds {
     by_id: HashMap<ClaimId, Hold>,
-    /// When there are so many, those that are over are forgotten.
+    /// At this number of holds, those that are over are forgotten.
     sweep_at: usize,
 }
 
@@ -86,16 +87,16 @@ struct Holds {
 struct Hold {
     name: LockName,
     token: Token,
-    /// Its lease is over then.
+    /// When its lease is over.
     until: BootInstant,
-    /// It was granted here then; none if it was granted elsewhere.
+    /// When it was granted here. `None` if it was granted elsewhere.
     since: Option<BootInstant>,
 }
 
-/// A hold that is over.
+/// A hold that has ended.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ended {
-    /// None if it was granted elsewhere.
+    /// `None` if it was granted elsewhere.
     pub(crate) lasted: Option<Duration>,
 }
 
@@ -127,7 +128,7 @@ impl Events {
         }
     }
 
-    /// Listens to the engine, whose events have one listener.
+    /// Takes the engine's events, which can be taken once, and passes them on.
     pub(crate) fn start(self: &Arc<Self>) {
         let mut events = match self.engine.events() {
             Ok(events) => events,
@@ -150,7 +151,7 @@ impl Events {
         });
     }
 
-    /// Whether the store's events are told.
+    /// Whether the replica gets the store's events.
     pub(crate) fn are_heard(&self) -> bool {
         !self.deaf.load(Ordering::Relaxed)
     }
@@ -159,12 +160,12 @@ impl Events {
         self.streams.load(Ordering::Relaxed)
     }
 
-    /// A stream has been opened.
+    /// Counts a stream that was opened.
     pub(crate) fn opened(&self) {
         self.streams.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A stream has ended, of the claims of this key, if it was not of a lock.
+    /// Counts a stream that has ended. `ids` is the key of its claims; `None` if it was a stream of a lock.
     pub(crate) fn closed(&self, ids: Option<&[u8; 10]>) {
         self.streams.fetch_sub(1, Ordering::Relaxed);
         let Some(ids) = ids else { return };
@@ -177,7 +178,7 @@ impl Events {
         }
     }
 
-    /// The events of the claims of a key.
+    /// Listens to the claims of a key.
     pub(crate) fn of_claims(&self, ids: [u8; 10], hears_grants: bool) -> Receiver {
         let (sender, receiver) = mpsc::channel(BEHIND);
         let listener = Listener {
@@ -213,7 +214,7 @@ impl Events {
         });
     }
 
-    /// Tells those who listen to the claim's key, and wakes nobody else.
+    /// Sends an event to the listeners to the claim's key, and to no others.
     fn tell(&self, claim: ClaimId, told: impl FnOnce() -> Told) {
         let mut ids = [0; 10];
         ids.copy_from_slice(&claim.as_bytes()[..10]);
@@ -224,12 +225,13 @@ impl Events {
         let told = told();
         let is_grant = told.event == GRANTED;
         for listener in of_key.iter().filter(|one| one.hears_grants || !is_grant) {
-            // One that is too far behind misses it.
+            // A listener with too many unread events misses this one.
             let _ = listener.sender.try_send(told.clone());
         }
     }
 
-    /// A claim holds after it waited. A grant at once is told by its answer alone: that costs no write to each listener.
+    /// Notes and reports that a claim holds after it waited. A grant without a wait is reported by its answer alone, which
+    /// saves a write to each listener.
     pub(crate) fn granted(&self, id: ClaimId, name: &LockName, token: Token, until: BootInstant) {
         self.began(id, name, token, until);
         self.tell(id, || Told {
@@ -240,13 +242,13 @@ impl Events {
         });
     }
 
-    /// A claim was granted here.
+    /// Notes that a claim was granted here.
     pub(crate) fn began(&self, id: ClaimId, name: &LockName, token: Token, until: BootInstant) {
         let now = self.engine.clock().now();
         self.note(id, name, token, until, Some(now));
     }
 
-    /// A claim holds for so long, as far as this replica knows.
+    /// Notes that a claim holds until then, as far as this replica knows.
     pub(crate) fn holds(&self, id: ClaimId, name: &LockName, token: Token, until: BootInstant) {
         self.note(id, name, token, until, None);
     }
@@ -275,12 +277,12 @@ impl Events {
         }
     }
 
-    /// A claim holds no more.
+    /// Forgets a hold.
     fn over(&self, id: ClaimId) -> Option<Hold> {
         self.holds.lock().by_id.remove(&id)
     }
 
-    /// A claim ended; none if it was not known to hold.
+    /// Forgets a hold that was released. `None` if it was not known to hold.
     pub(crate) fn ended(&self, id: ClaimId) -> Option<Ended> {
         let hold = self.over(id)?;
         let now = self.engine.clock().now();
@@ -289,7 +291,7 @@ impl Events {
         })
     }
 
-    /// The changes of one lock. It is watched once, however many listen.
+    /// Listens to the changes of one lock. The lock is watched once, however many listen.
     pub(crate) fn of_lock(self: &Arc<Self>, name: &LockName, seen: Option<Token>) -> Receiver {
         let mut watched = self.watched.lock();
         if let Some(sender) = watched.get(name) {
@@ -302,7 +304,7 @@ impl Events {
         Receiver::Lock(receiver)
     }
 
-    /// Whether nobody listens to a lock any more; then it is watched no longer.
+    /// Ends the watch of a lock if nobody listens to it. Returns whether nobody does.
     fn leave(&self, name: &LockName, sender: &broadcast::Sender<Told>) -> bool {
         let mut watched = self.watched.lock();
         let nobody = sender.receiver_count() == 0;
@@ -313,7 +315,7 @@ impl Events {
     }
 }
 
-/// Tells who leads: each change of the highest token of a lock.
+/// Reports changes of the leader: each change of the highest token of a lock.
 async fn watch(
     events: Weak<Events>,
     name: LockName,
@@ -331,7 +333,7 @@ async fn watch(
         let watch = events.engine.inspect().watch(&name, seen);
         let view = match tokio::time::timeout(LOOK_ROUND, watch).await {
             Ok(Ok(view)) => view,
-            // To see whether anybody listens still.
+            // Check whether anybody still listens.
             Err(_) => continue,
             Ok(Err(error)) => {
                 tracing::debug!(%name, %error, "watching a lock failed");

@@ -1,4 +1,4 @@
-//! To renew and to release claims: `POST /v1/claims/{id}/renew` and `/release`, and `POST /v1/renewals`.
+//! Renewing and releasing claims: `POST /v1/claims/{id}/renew` and `/release`, and `POST /v1/renewals`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use crate::renewer::Renewer;
 use crate::replica::Replica;
 use crate::reply::json;
 
-/// The shortest time that a part of the store gets for its answer, however short the leases are.
+/// The shortest time that a lane of the store gets for its answer, however short the leases are.
 const LEAST_PATIENCE: Duration = Duration::from_millis(25);
 
 /// Prolongs one hold.
@@ -80,20 +80,20 @@ pub(crate) async fn renew(
     }
 }
 
-/// On a store that is bound to replicas: this replica keeps the claim for so long, if it has it.
+/// On a store that is bound to replicas: prolongs the claim here, or says why not.
 fn renewing(replica: &Replica, held: &HeldClaim, received: BootInstant) -> Result<(), NotHere> {
     let until = received + held.claim.ttl + held.claim.lock_delay;
     let bound = replica.bound.as_ref();
     bound.map_or(Ok(()), |bound| bound.renewing(held, until))
 }
 
-/// The claim goes on.
+/// Notes that a hold was renewed.
 fn kept(replica: &Replica, id: ClaimId, name: &LockName, token: Token, until: BootInstant) {
     replica.metrics.renewed("kept");
     replica.events.holds(id, name, token, until);
 }
 
-/// The claim does not hold any more.
+/// Notes that a claim does not hold any more.
 fn end(replica: &Replica, id: ClaimId) {
     replica.metrics.renewed("lost");
     if replica.events.ended(id).is_some() {
@@ -104,7 +104,8 @@ fn end(replica: &Replica, id: ClaimId) {
     }
 }
 
-/// How long a client may believe after a renewal. A session may last longer than the lease, which this replica keeps.
+/// How long a client may believe after a renewal, in milliseconds. It is at most the lease that this replica keeps, even if the
+/// session lasts longer.
 fn told(
     replica: &Replica,
     held: &HeldClaim,
@@ -122,7 +123,7 @@ fn told(
     told
 }
 
-/// Whether holders are to leave since this replica, on which their claims hang, is about to end.
+/// Whether holders are to leave because this replica, on which their claims depend, is about to end.
 fn must_go(replica: &Replica) -> bool {
     replica.bound.is_some() && replica.draining.is_cancelled()
 }
@@ -134,7 +135,7 @@ fn lost(name: &LockName, id: ClaimId, token: Token) -> Refusal {
     Refusal::new(Kind::Lost, detail).name(name)
 }
 
-/// Releases, leaves the queue, or undoes a request whose answer was lost.
+/// `POST /v1/claims/{id}/release`: releases, leaves the queue, or undoes a request whose answer was lost.
 pub(crate) async fn release(
     State(replica): State<Arc<Replica>>,
     Received(received): Received,
@@ -177,7 +178,7 @@ pub(crate) async fn releasing(
         if let Some(bound) = &asked.bound {
             match withdrawn {
                 Ok(_) => bound.ended(id),
-                // It is withdrawn until the store confirms that.
+                // In the background, until the store confirms it.
                 Err(_) => bound.end(id),
             }
         }
@@ -249,7 +250,7 @@ pub(crate) async fn renew_many(
     Ok(json(StatusCode::OK, &RenewedMany { claims }))
 }
 
-/// How long an answer about many holds waits for a part of the store: half of what its client waits for the answer.
+/// How long an answer about many holds waits for a lane of the store. The client waits twice as long for the answer.
 fn patience(held: &[HeldClaim]) -> Duration {
     let shortest = held.iter().map(|held| held.claim.ttl).min();
     (shortest.unwrap_or_default() / 6).max(LEAST_PATIENCE)
@@ -267,7 +268,7 @@ async fn renew_lane(
         replica.check_fresh(received)?;
         let renewing = |held: &HeldClaim| renewing(replica, held, received);
         let checked: Vec<Result<(), NotHere>> = held.iter().map(renewing).collect();
-        // What is not meant is not asked for.
+        // Only claims that are still here are renewed.
         let here = held.iter().cloned().zip(visits).zip(&checked);
         let here = here.filter(|(_, checked)| checked.is_ok());
         let (here, visits) = here.map(|(here, _)| here).unzip();
@@ -302,7 +303,7 @@ async fn renew_lane(
     Ok(answers.collect())
 }
 
-/// Refuses a claim that is there twice.
+/// Refuses a claim that is listed twice.
 fn check_once(held: &[HeldClaim]) -> Result<(), Refusal> {
     let mut ids: Vec<ClaimId> = held.iter().map(|held| held.claim.id).collect();
     ids.sort_unstable();
@@ -315,7 +316,7 @@ fn check_once(held: &[HeldClaim]) -> Result<(), Refusal> {
     }
 }
 
-/// Takes the turns of all claims; in the order of `held`.
+/// Takes the turns of all claims. Returns the visits in the order of `held`.
 async fn enter_all(replica: &Replica, held: &[HeldClaim]) -> Vec<Visit> {
     let mut order: Vec<(ClaimId, usize)> = Vec::with_capacity(held.len());
     order.extend(
@@ -323,7 +324,7 @@ async fn enter_all(replica: &Replica, held: &[HeldClaim]) -> Vec<Visit> {
             .enumerate()
             .map(|(at, held)| (held.claim.id, at)),
     );
-    // By id, so that two requests never wait for each other.
+    // In the order of ids, so that two requests never wait for each other (no deadlock).
     order.sort_unstable();
     let mut visits = Vec::with_capacity(held.len());
     for (id, at) in order {

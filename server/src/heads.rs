@@ -1,5 +1,5 @@
-//! The heads of requests: how long each may take to arrive. hyper has one time for that and for an idle connection, which may be
-//! idle for longer than a head may take.
+//! The heads of requests: how long each may take to arrive. hyper has one timeout for heads and for idle connections. An idle
+//! connection may take longer than a head.
 
 use std::io;
 use std::pin::Pin;
@@ -12,30 +12,30 @@ use http_body::{Body, Frame, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
-/// What a connection does, as far as heads go.
+/// What a connection does at the moment, as far as heads are concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Doing {
-    /// A head is on its way since then.
+    /// A head is arriving since then.
     Head(Instant),
-    /// A request is served. What a client sends meanwhile is its body, or comes before its time.
+    /// A request is being served. Bytes that arrive meanwhile are its body, or a later request sent early.
     Serving,
-    /// Nothing.
+    /// The connection is idle.
     Idle,
-    /// It speaks HTTP/2, where bytes without a head are no news.
+    /// The connection speaks HTTP/2, where arriving bytes are not always a head.
     Multiplexed,
 }
 
-/// The heads of one connection. Cheap to clone.
+/// The state of one connection's heads. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Heads(Arc<Mutex<Doing>>);
 
 impl Heads {
-    /// Of a connection that is there since now: its first head is due.
+    /// For a new connection: its first head is due from now on.
     pub(crate) fn due() -> Self {
         Self(Arc::new(Mutex::new(Doing::Head(Instant::now()))))
     }
 
-    /// The stream, watched for the first bytes of heads.
+    /// Wraps the stream, to notice the first bytes of a head.
     pub(crate) fn watch<S>(&self, stream: S) -> Watched<S> {
         Watched {
             stream,
@@ -43,7 +43,7 @@ impl Heads {
         }
     }
 
-    /// A head has arrived.
+    /// Notes that a head has arrived.
     pub(crate) fn arrived(&self, version: http::Version) -> Serving {
         *self.0.lock() = match version {
             http::Version::HTTP_2 => Doing::Multiplexed,
@@ -59,7 +59,7 @@ impl Heads {
         }
     }
 
-    /// Is ready when a head takes too long. To be asked after the connection was.
+    /// Ready when a head takes too long. Must be polled after the connection.
     pub(crate) fn poll_late(
         &self,
         within: Duration,
@@ -77,11 +77,11 @@ impl Heads {
     }
 }
 
-/// A request that is served; over when this is dropped.
+/// A request that is being served, until this is dropped.
 pub(crate) struct Serving(Heads);
 
 impl Serving {
-    /// The body of its answer, with which it is over.
+    /// Makes the body of the answer. The request ends with that body.
     pub(crate) fn with<B>(self, body: B) -> Answer<B> {
         Answer {
             body,
@@ -125,7 +125,7 @@ impl<B: Body + Unpin> Body for Answer<B> {
     }
 }
 
-/// A stream that tells when bytes came.
+/// A stream that reports when bytes arrive.
 pub(crate) struct Watched<S> {
     stream: S,
     heads: Heads,

@@ -31,7 +31,7 @@ pub(crate) struct Hour {
 #[derive(Debug)]
 struct Kept {
     minutes: [Minute; MINUTES],
-    /// The minute in which something happened last, counted from the beginning.
+    /// The last minute in which something happened, counted from `begun`.
     last: u64,
 }
 
@@ -46,7 +46,7 @@ impl Hour {
         }
     }
 
-    /// Something happened now.
+    /// Counts something that happens now.
     pub(crate) fn note(&self, count: impl FnOnce(&mut Minute)) {
         self.note_at(self.now(), count);
     }
@@ -76,7 +76,7 @@ impl Hour {
 }
 
 impl Kept {
-    /// Forgets the minutes that are over for an hour, and returns the place of this one.
+    /// Clears the minutes that are older than an hour, and returns the index of the current one.
     fn turn_to(&mut self, now: Duration) -> usize {
         let minute = (now.as_secs() / 60).max(self.last);
         let passed = (minute - self.last).min(MINUTES as u64);
@@ -89,7 +89,7 @@ impl Kept {
 }
 
 fn place(minute: u64) -> usize {
-    // Below 60.
+    // The remainder is below 60.
     (minute % MINUTES as u64) as usize
 }
 
@@ -109,7 +109,7 @@ mod tests {
         assert_eq!((minutes[0].lost, minutes[1].at_once), (1, 2));
         let minutes = hour.minutes_at(at(60 * 60 + 5));
         assert_eq!((minutes[0].lost, minutes[0].at_once), (0, 2));
-        // However long nothing happened.
+        // After a long time without events.
         hour.note_at(at(1_000_000), |minute| minute.waited += 1);
         let minutes = hour.minutes_at(at(1_000_000));
         let mut only = [Minute::default(); MINUTES];

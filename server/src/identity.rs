@@ -1,6 +1,7 @@
-//! Which store this is, as the clients of several replicas compare it: a lock that is taken in two stores is no lock.
+//! The identity of the store. The clients of several replicas compare it: a lock that is taken in two stores protects nothing.
 //!
-//! The URL of a server says enough. A file, and the memory of a process, are others on each machine under the same name.
+//! The URL of a server identifies it. A file, or the memory of a process, is a different store on each machine under the same
+//! name.
 
 use std::fmt::Write;
 use std::fs;
@@ -9,7 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use fencelock_core::Engine;
 use sha2::{Digest, Sha256};
 
-/// The store's name, and for a store that is no server what tells it from those of the same name elsewhere.
+/// The store's name. For a store that is no server, it also has what distinguishes it from stores of the same name elsewhere.
 pub(crate) fn store_here(engine: &dyn Engine) -> String {
     let name = engine.to_string();
     match engine.promises().engine {
@@ -19,30 +20,30 @@ pub(crate) fn store_here(engine: &dyn Engine) -> String {
     }
 }
 
-/// A process of this machine; also one of another container, which may have the same number.
+/// Identifies this process among those of its machine. Processes of two containers may have the same number.
 fn this_process() -> String {
     let space = fs::read_link("/proc/self/ns/pid").unwrap_or_default();
     format!("{} {}", space.display(), std::process::id())
 }
 
-/// A file of this machine; also one of another container, which may have the same path.
+/// Identifies a file of this machine. Files of two containers may have the same path.
 fn file_of(name: &str) -> String {
     let path = name.strip_prefix("sqlite:").unwrap_or(name);
     let path = path.split('?').next().unwrap_or(path);
-    // Without an answer, the name of the file must do.
+    // If the file cannot be examined, only its name identifies it.
     match fs::metadata(path) {
         Ok(found) => format!("{} {}", found.dev(), found.ino()),
         Err(_) => String::new(),
     }
 }
 
-/// 8 hex digits for something on this machine, until its next start.
+/// 8 hex digits that identify something on this machine, until the machine restarts.
 fn here(what: &str) -> String {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let hash = Sha256::digest(format!("{} {what}", boot.trim()));
     let mut text = String::from("here: ");
     for byte in &hash[..4] {
-        // A text takes whatever is written to it.
+        // Writing to a `String` cannot fail.
         let _ = write!(text, "{byte:02x}");
     }
     text

@@ -1,4 +1,4 @@
-//! What a request says: its claim and key, its query, its body. Whatever cannot be used is a problem.
+//! Reads a request: its claim and key, its query, its body. What cannot be used is answered with a problem.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::refusal::Refusal;
 use crate::replica::Replica;
 use crate::reply::JSON;
 
-/// When the request was received. The client sent it before.
+/// When the request was received. The client sent it earlier.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Received(pub(crate) BootInstant);
 
@@ -27,7 +27,7 @@ impl FromRequestParts<Arc<Replica>> for Received {
         parts: &mut Parts,
         replica: &Arc<Replica>,
     ) -> Result<Self, Refusal> {
-        // Later is the safe side: the client counts less.
+        // A later time is safe: the client then believes for a shorter time.
         let received = parts.extensions.get::<Self>().copied();
         Ok(received.unwrap_or_else(|| Self(replica.clock.now())))
     }
@@ -38,7 +38,7 @@ impl FromRequestParts<Arc<Replica>> for Received {
 pub(crate) struct Key(ClaimKey);
 
 impl Key {
-    /// The key in the headers, which may have to name this replica, too.
+    /// Reads the key from the headers. A request that must name this replica is checked, too.
     pub(crate) fn of(headers: &HeaderMap, replica: &Replica) -> Result<Self, Refusal> {
         check_replica(headers, replica)?;
         let missing = || {
@@ -106,7 +106,7 @@ fn check_replica(headers: &HeaderMap, replica: &Replica) -> Result<(), Refusal> 
     Err(Refusal::new(Kind::OtherReplica, detail).replica(&replica.id, advertise))
 }
 
-/// The claim in the path, for which the request's key speaks.
+/// The claim in the path. The request has shown its key.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Speaks(pub(crate) ClaimId);
 
@@ -129,7 +129,7 @@ impl FromRequestParts<Arc<Replica>> for Speaks {
     }
 }
 
-/// Whether an answer may come in lines, the first of them before the rest is known.
+/// Whether the client accepts an answer in lines, of which the first comes before the rest is known.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WantsLines(pub(crate) bool);
 
@@ -152,7 +152,7 @@ impl FromRequestParts<Arc<Replica>> for WantsLines {
     }
 }
 
-/// A header that may be there once.
+/// A header that may be given once.
 pub(crate) fn only_header<'a>(
     headers: &'a HeaderMap,
     name: &str,
@@ -167,7 +167,7 @@ pub(crate) fn only_header<'a>(
     }
 }
 
-/// A body of JSON. Members that are not known are refused by its type.
+/// A body of JSON. Its type refuses unknown members.
 #[derive(Debug)]
 pub(crate) struct Json<T>(pub(crate) T);
 
@@ -227,7 +227,7 @@ async fn read_json<T: DeserializeOwned>(
         return Err(Refusal::new(Kind::NotJson, detail));
     }
     let body = read(body, replica, limit).await?;
-    // Else an array with the members in order would do.
+    // serde would accept an array with the members in order.
     if body.iter().find(|byte| !byte.is_ascii_whitespace()) != Some(&b'{') {
         return Err(Refusal::invalid("the body must be a JSON object"));
     }
@@ -237,14 +237,14 @@ async fn read_json<T: DeserializeOwned>(
     })
 }
 
-/// Whether it is JSON, with or without parameters such as `charset=utf-8`.
+/// Whether the media type is JSON, with or without parameters such as `charset=utf-8`.
 fn is_json(media: &HeaderValue) -> bool {
     let media = media.to_str().unwrap_or_default();
     let essence = media.split(';').next().unwrap_or_default().trim();
     essence.eq_ignore_ascii_case(JSON)
 }
 
-/// The body of a request, through the router or not.
+/// The body of a request, from the router or not.
 pub(crate) trait Readable:
     http_body::Body<Data = bytes::Bytes, Error: Into<axum::BoxError>>
 {
@@ -277,12 +277,12 @@ pub(crate) async fn read(
     }
 }
 
-/// The parameters of a query, decoded once.
+/// The parameters of a query, percent-decoded once.
 #[derive(Debug)]
 pub(crate) struct Query(Vec<(String, String)>);
 
 impl Query {
-    /// Reads a query that may have these parameters, each once.
+    /// Reads a query. Only these parameters are allowed, each of them once.
     pub(crate) fn read(query: Option<&str>, known: &[&str]) -> Result<Self, Refusal> {
         let mut found: Vec<(String, String)> = Vec::new();
         for pair in query
@@ -306,14 +306,14 @@ impl Query {
         Ok(Self(found))
     }
 
-    /// A parameter, if it is there.
+    /// A parameter, if it is given.
     pub(crate) fn get(&self, name: &str) -> Option<&str> {
         let mut found = self.0.iter();
         let found = found.find(|(known, _)| known == name);
         found.map(|(_, value)| value.as_str())
     }
 
-    /// A number, if it is there.
+    /// A number, if it is given.
     pub(crate) fn number(&self, name: &str) -> Result<Option<u64>, Refusal> {
         let Some(text) = self.get(name) else {
             return Ok(None);
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_query() {
+    fn invalid_queries_are_refused() {
         for bad in [
             "name=%zz",
             "name=%f",

@@ -1,5 +1,5 @@
-//! The claims with requests in this replica: which request of a claim may ask the store now, which one is the newest, and which
-//! waiters have not asked again.
+//! The claims with requests at this replica: which request of a claim may call the store now, which one is the newest, and
+//! which waiters have not asked again.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -17,10 +17,10 @@ use crate::access::Waiter;
 
 const SHARDS: usize = 64;
 
-/// All of them.
+/// All claims that this replica knows.
 pub(crate) struct Known {
     engine: Arc<dyn Engine>,
-    /// The store keeps a waiter for so long after it was heard of last.
+    /// How long the store keeps a waiter after its last request.
     window: Duration,
     shards: Vec<Mutex<HashMap<ClaimId, Claim>>>,
     stamps: AtomicU64,
@@ -28,28 +28,28 @@ pub(crate) struct Known {
 }
 
 struct Claim {
-    /// Its first request came then.
+    /// When its first request came.
     since: BootInstant,
     turn: Arc<tokio::sync::Mutex<()>>,
     /// The stamp of the newest request.
     newest: watch::Sender<u64>,
-    /// How many requests are here.
+    /// How many of its requests are here.
     visits: usize,
-    /// The stamp of the last request, if the claim may wait in the queue and none is here.
+    /// The stamp of the last request, if the claim may wait in the queue and no request of it is here.
     left: Option<u64>,
-    /// Whether it was placed here.
+    /// Whether this replica has placed it.
     placed: bool,
-    /// It counts as a waiter of its principal.
+    /// Counts it as a waiter of its principal.
     waiter: Option<Waiter>,
     #[cfg(fencelock_planted)]
     wanted: Option<fencelock_core::engine::Claim>,
 }
 
-/// Claims that may be waiting and of which no request is here, the first to be forgotten first.
+/// Claims that may be waiting and have no request here, in the order in which they will be forgotten.
 #[derive(Default)]
 struct Left {
     claims: VecDeque<(BootInstant, ClaimId, u64)>,
-    /// Whether a task looks after them.
+    /// Whether a task sweeps them.
     swept: bool,
 }
 
@@ -65,11 +65,11 @@ impl Known {
     }
 
     fn shard(&self, id: &ClaimId) -> &Mutex<HashMap<ClaimId, Claim>> {
-        // The last byte counts the claims of one client.
+        // The last byte differs between the claims of one client.
         &self.shards[usize::from(id.as_bytes()[15] ^ id.as_bytes()[0]) % SHARDS]
     }
 
-    /// A request for a claim has come. An open poll of the claim ends.
+    /// A request for a claim has come. It ends an open poll of the claim.
     pub(crate) fn enter(self: &Arc<Self>, id: ClaimId) -> Visit {
         let stamp = self.stamps.fetch_add(1, Ordering::Relaxed);
         let mut claims = self.shard(&id).lock();
@@ -99,7 +99,7 @@ impl Known {
         }
     }
 
-    /// Whether this claim was placed here lately, and may wait in the queue.
+    /// Whether this replica has placed the claim and still knows it.
     pub(crate) fn has_placed(&self, id: &ClaimId) -> bool {
         let claims = self.shard(id).lock();
         claims.get(id).is_some_and(|claim| claim.placed)
@@ -132,7 +132,7 @@ impl Known {
         let until = self.engine.clock().now() + self.window;
         let mut left = self.left.lock();
         left.claims.push_back((until, id, stamp));
-        // Without a runtime the process is about to end.
+        // Without a runtime, the process is about to end: nothing needs to be swept.
         if let Ok(runtime) = Handle::try_current()
             && !std::mem::replace(&mut left.swept, true)
         {
@@ -140,7 +140,7 @@ impl Known {
         }
     }
 
-    /// Forgets what is due; when to look again.
+    /// Forgets the claims that are due, and returns when to look again.
     fn forget_due(&self) -> Option<BootInstant> {
         loop {
             let (id, stamp) = {
@@ -168,7 +168,7 @@ impl Known {
                 #[cfg(fencelock_planted)]
                 let wanted = claims.get_mut(&id).and_then(|claim| claim.wanted.take());
                 claims.remove(&id);
-                // No request can come between, since it would need this lock first.
+                // No request can come in between, since it would need this lock first.
                 self.engine.forget(&id);
                 #[cfg(fencelock_planted)]
                 crate::planted::withdraw(&self.engine, wanted);
@@ -183,7 +183,7 @@ impl fmt::Debug for Known {
     }
 }
 
-/// Forgets the waiters that have not asked again, until there are none.
+/// Forgets the waiters that do not ask again, until none is left.
 async fn sweep(known: Weak<Known>) {
     loop {
         let Some(now) = known.upgrade() else { return };
@@ -196,7 +196,7 @@ async fn sweep(known: Weak<Known>) {
     }
 }
 
-/// A request that is here. Each call of the store about the claim has one, which lasts as long as the call.
+/// A request that is here. Each call of the store about a claim belongs to a visit, which lasts as long as the call.
 #[derive(Debug)]
 pub(crate) struct Visit {
     known: Arc<Known>,
@@ -210,7 +210,7 @@ pub(crate) struct Visit {
 }
 
 impl Visit {
-    /// The claim is about to be placed, and counts as a waiter from now on.
+    /// Notes that the claim is about to be placed. From now on it counts as a waiter.
     pub(crate) fn placing(&self, waiter: Option<Waiter>) {
         let mut claims = self.known.shard(&self.id).lock();
         if let Some(claim) = claims.get_mut(&self.id) {
@@ -221,7 +221,7 @@ impl Visit {
         }
     }
 
-    /// What the claim is, for a bug on purpose.
+    /// Keeps what the claim asks for, for a planted bug.
     #[cfg(fencelock_planted)]
     pub(crate) fn wants(&self, wanted: &fencelock_core::engine::Claim) {
         let mut claims = self.known.shard(&self.id).lock();
@@ -235,7 +235,7 @@ impl Visit {
         self.since
     }
 
-    /// Waits for the turn: calls of one claim come one at a time.
+    /// Waits for the turn: calls of one claim run one at a time.
     pub(crate) async fn take_turn(&mut self) {
         self.mine = Some(Arc::clone(&self.turn).lock_owned().await);
     }
@@ -243,7 +243,7 @@ impl Visit {
     /// Returns once a newer request of the claim has come.
     pub(crate) async fn superseded(&mut self) {
         let stamp = self.stamp;
-        // The sender lives as long as a visit.
+        // This cannot fail: the sender lives as long as a visit.
         let _ = self.newest.wait_for(|newest| *newest != stamp).await;
     }
 
@@ -252,12 +252,12 @@ impl Visit {
         *self.newest.borrow() != self.stamp
     }
 
-    /// The claim may wait in the queue, or come to.
+    /// Notes that the claim may wait in the queue, now or soon.
     pub(crate) fn may_wait(&mut self) {
         self.may_wait = true;
     }
 
-    /// The claim does not wait, for sure: it holds, or the store has nothing of it.
+    /// Notes that the claim certainly does not wait: it holds, or the store has nothing of it.
     pub(crate) fn waits_no_more(&mut self) {
         self.may_wait = false;
     }

@@ -1,4 +1,4 @@
-//! Answers of several lines, each of which is written once it is known: a slow one holds up no other.
+//! Answers of several lines. Each line is written once it is known, so a slow one delays no other.
 
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
@@ -20,7 +20,7 @@ use serde::Serialize;
 use crate::refusal::Refusal;
 use crate::replica::Replica;
 
-/// What comes of a request about one claim, as a line.
+/// The result of a request about one claim, as a line.
 pub(crate) async fn line(
     replica: &Replica,
     claim: ClaimId,
@@ -53,13 +53,13 @@ pub(crate) async fn line(
 }
 
 pub(crate) fn to_line(value: &impl Serialize) -> Vec<u8> {
-    // Nothing that is answered can fail to be written as JSON: no maps, no foreign types.
+    // Writing it as JSON cannot fail: it has no maps and no types of other crates.
     let mut text = serde_json::to_vec(value).unwrap_or_default();
     text.push(b'\n');
     text
 }
 
-/// An answer whose first lines are known, or none of them.
+/// An answer in lines, with the first lines if they are known.
 pub(crate) fn in_lines(
     first: Option<Bytes>,
     rest: impl IntoIterator<Item = BoxFuture<'static, Vec<u8>>>,
@@ -67,7 +67,7 @@ pub(crate) fn in_lines(
     rest.into_iter().collect::<Answers>().after(first)
 }
 
-/// The answers that are not written yet. Calls of the store go on if this is dropped.
+/// The answers that are not written yet. If this is dropped, their calls of the store go on.
 pub(crate) struct Answers(FuturesUnordered<BoxFuture<'static, Vec<u8>>>);
 
 impl FromIterator<BoxFuture<'static, Vec<u8>>> for Answers {
@@ -77,7 +77,7 @@ impl FromIterator<BoxFuture<'static, Vec<u8>>> for Answers {
 }
 
 impl Answers {
-    /// All lines that are known by now; at least one, unless there is none left.
+    /// All lines that are known now: at least one, or `None` if none is left.
     pub(crate) fn poll_known(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
         let mut known = BytesMut::new();
         loop {
@@ -90,7 +90,7 @@ impl Answers {
         }
     }
 
-    /// The whole answer, that begins with these lines.
+    /// The whole answer, beginning with these lines.
     pub(crate) fn after(self, first: Option<Bytes>) -> Response {
         let body = match self.0.is_empty() {
             true => Body::from(first.unwrap_or_default()),
@@ -103,7 +103,7 @@ impl Answers {
     }
 }
 
-/// A body that is written as answers come to be known.
+/// A body that is written as the lines become known.
 struct Streamed {
     first: Option<Bytes>,
     rest: Answers,

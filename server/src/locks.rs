@@ -1,4 +1,4 @@
-//! What others see of locks, and what they can do about them: `lock`, `locks`, `attest`, `check`, `evict`.
+//! Locks as others see them, and what they can do about them: `lock`, `locks`, `attest`, `check`, `evict`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,10 +24,10 @@ use crate::reply::json;
 /// The longest wait for a change of a lock.
 const LONGEST_WATCH: Duration = Duration::from_secs(60);
 
-/// How many locks a page has, unless the request says otherwise, and at most.
+/// How many locks a page has: the default, and the most.
 const PAGE: (u64, u64) = (100, 1000);
 
-/// One lock as it is now, or once its highest token is another one.
+/// `GET /v1/lock`: one lock as it is now, or when its highest token differs from the one that the client has seen.
 pub(crate) async fn lock(
     State(replica): State<Arc<Replica>>,
     caller: Caller,
@@ -97,7 +97,7 @@ async fn watch(
     }
 }
 
-/// A part of the locks that are held.
+/// `GET /v1/locks`: a page of the locks that are held.
 pub(crate) async fn locks(
     State(replica): State<Arc<Replica>>,
     caller: Caller,
@@ -130,7 +130,7 @@ pub(crate) async fn list(
     limit: usize,
 ) -> Result<Page<LockView>, Refusal> {
     if !prefix.is_empty() {
-        // What no name can begin with is not searched for.
+        // A prefix with which no name can begin is refused.
         LockName::new(prefix).map_err(|error| Refusal::invalid(format!("the prefix: {error}")))?;
     }
     let (asked, prefix) = (Arc::clone(replica), prefix.to_owned());
@@ -140,7 +140,7 @@ pub(crate) async fn list(
     page.map_err(|error| Refusal::of(&error))
 }
 
-/// What a process may believe that joins the hold of an owner.
+/// `GET /v1/attest`: what a process that joins the hold of an owner may believe.
 pub(crate) async fn attest(
     State(replica): State<Arc<Replica>>,
     Received(received): Received,
@@ -152,7 +152,7 @@ pub(crate) async fn attest(
     let inspect = replica.engine.inspect();
     let mut attested = inspect.attest(&name, &owner).await;
     if matches!(attested, Ok(None)) {
-        // A client knows its own owners without the name of the principal.
+        // A client gives the names of its owners without the name of its principal.
         let own = caller.owner(&owner);
         if own != owner {
             attested = inspect.attest(&name, &own).await;
@@ -176,8 +176,9 @@ pub(crate) async fn attest(
     Ok(json(StatusCode::OK, &body))
 }
 
-/// For how long this replica keeps a hold for certain: as long as it has told the holder. Where a session belongs to a replica,
-/// the store's countdown is not the hold's: other clients keep the session alive, and the replica ends what was not renewed.
+/// How long this replica certainly keeps a hold: as long as it has told the holder. On a store with sessions that belong to a
+/// replica, the store's remaining time is not that of the hold: other clients keep the session alive, while the replica ends
+/// what was not renewed.
 fn kept_here(
     replica: &Replica,
     (name, holder): (&LockName, &HolderView),
@@ -203,7 +204,7 @@ pub(crate) async fn check(
     caller.must(Right::Look, &sequencer.name)?;
     let view = look(&replica, &sequencer.name).await;
     let view = view.map_err(|refusal| refusal.name(&sequencer.name))?;
-    // What is left of a session is not what is left of a lease.
+    // The remaining time of a session is not that of a lease.
     let leases = replica.promises().lease == LeaseKind::Lease;
     let held = view.holders.iter().any(|holder| {
         holder.claim == Some(sequencer.claim)
@@ -214,7 +215,7 @@ pub(crate) async fn check(
     Ok(json(StatusCode::OK, &Checked { held }))
 }
 
-/// Takes a lock from the holder with a token, or asks that holder for it.
+/// `POST /v1/evict`: evicts the holder with a token, or asks it to release.
 pub(crate) async fn evict(
     State(replica): State<Arc<Replica>>,
     Received(received): Received,
@@ -226,7 +227,7 @@ pub(crate) async fn evict(
     Ok(json(StatusCode::OK, &Evicted { done }))
 }
 
-/// Takes a lock from a holder, or asks that holder for it, if the caller may. Whether there was such a holder.
+/// Evicts a holder, or asks it to release, if the caller has the right. Returns whether there was such a holder.
 pub(crate) async fn take_away(
     replica: &Arc<Replica>,
     caller: &Caller,

@@ -1,4 +1,4 @@
-//! The engine, with each call counted and timed for `/metrics`. The names are those that the library reports.
+//! The engine, with each call counted and timed for `/metrics`. The metrics have the same names as those of the library.
 
 use std::fmt;
 use std::sync::Arc;
@@ -45,7 +45,7 @@ impl Measured {
     }
 }
 
-/// A call under way. Those that wait are dropped when their request ends.
+/// A call under way. A waiting call is dropped when its request ends.
 struct Counted<'a> {
     measured: &'a Measured,
     call: &'static str,
@@ -55,7 +55,7 @@ struct Counted<'a> {
 
 impl Drop for Counted<'_> {
     fn drop(&mut self) {
-        // How long it took to wait for something says nothing of the store.
+        // The time of a call that waits says nothing about the store.
         let timed = !matches!(self.call, "wait" | "watch");
         let took = timed.then(|| self.begun.elapsed());
         let engine = self.measured.engine.promises().engine;

@@ -1,5 +1,5 @@
-//! What `/metrics` tells, in the text format of Prometheus. Every service has a recorder of its own. Labels are few: lock names
-//! only as the patterns of the configuration, routes as they are written in the router.
+//! The metrics of `/metrics`, in the text format of Prometheus. Every service has a recorder of its own. Labels are few: a lock
+//! name appears only as a pattern of the configuration, and a route as it is written in the router.
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ const BUCKETS: [f64; 16] = [
     60.0,
 ];
 
-/// What stands for every lock that no pattern names.
+/// The label of every lock whose name fits no pattern.
 const OTHER: &str = "other";
 
 const REQUESTS: &str = "fencelock_http_requests_total";
@@ -56,7 +56,7 @@ pub(crate) struct Metrics {
     counters: Series<Counter>,
     histograms: Series<Histogram>,
     requests: Requests,
-    /// Patterns of lock names that may be labels: a name, or a prefix and `*`.
+    /// The patterns of lock names that may be labels: a name, or a prefix with `*`.
     names: Vec<Arc<str>>,
     /// For the dashboard.
     pub(crate) hour: Hour,
@@ -65,7 +65,7 @@ pub(crate) struct Metrics {
 impl Metrics {
     pub(crate) fn new(names: &[String]) -> Arc<Self> {
         let builder = PrometheusBuilder::new();
-        // The buckets are not empty, which is the only error there is.
+        // Empty buckets are the only possible error.
         let builder = builder.set_buckets(&BUCKETS);
         let recorder = builder
             .unwrap_or_else(|_| PrometheusBuilder::new())
@@ -159,7 +159,7 @@ impl Metrics {
         }
     }
 
-    /// The pattern that a name may be told as.
+    /// The pattern that a name fits.
     fn pattern(&self, name: &LockName) -> Option<&Arc<str>> {
         let fits = |pattern: &&Arc<str>| match pattern.strip_suffix('*') {
             Some(prefix) => name.as_str().starts_with(prefix),
@@ -168,13 +168,13 @@ impl Metrics {
         self.names.iter().find(fits)
     }
 
-    /// The label of a lock that a pattern names.
+    /// The label of a lock whose name fits a pattern.
     fn label(&self, name: &LockName) -> Option<Label> {
         let pattern = self.pattern(name)?;
         Some(Label::new("lock", Arc::clone(pattern)))
     }
 
-    /// Counts once more.
+    /// Increments a counter.
     fn count(&self, name: &'static str, labels: &[(&'static str, &'static str)]) {
         let new = || self.counter(name, all_static(labels));
         self.counters
@@ -202,7 +202,7 @@ impl Metrics {
         self.recorder.register_gauge(&key, &METADATA).set(value);
     }
 
-    /// A request to this route was answered.
+    /// Counts and times an answer to this route.
     pub(crate) fn request(
         &self,
         route: Option<&str>,
@@ -231,7 +231,7 @@ impl Metrics {
         }
     }
 
-    /// A claim holds: at once, or after it had waited for so long.
+    /// Counts a grant: without a wait, or after a wait of this long.
     pub(crate) fn granted(&self, name: &LockName, mode: Mode, wait: Option<Duration>) {
         let mode = match mode {
             Mode::Exclusive => "exclusive",
@@ -261,7 +261,7 @@ impl Metrics {
         });
     }
 
-    /// A hold was released after so long.
+    /// Counts a release, after a hold of this long.
     pub(crate) fn held(&self, name: &LockName, time: Duration) {
         match self.label(name) {
             None => self.time(HOLD_SECONDS, &[("lock", OTHER)], time),
@@ -276,7 +276,7 @@ impl Metrics {
         &self.names
     }
 
-    /// Whether a name is told as this pattern.
+    /// Whether this pattern is the label of a name.
     pub(crate) fn tells(&self, name: &LockName, pattern: &Arc<str>) -> bool {
         self.pattern(name) == Some(pattern)
     }
@@ -320,7 +320,7 @@ impl Metrics {
         self.count(CALLS, &labels);
     }
 
-    /// Sets a counter that another part of the service counts.
+    /// Sets a counter that another part of the service keeps.
     pub(crate) fn counted(&self, name: &'static str, count: u64) {
         let key = Key::from_name(name);
         self.recorder
@@ -328,12 +328,12 @@ impl Metrics {
             .absolute(count);
     }
 
-    /// Everything that was counted and set, as text.
+    /// All metrics, as text.
     pub(crate) fn text(&self) -> String {
         self.handle.render()
     }
 
-    /// Sorts what was timed into buckets, so that it does not pile up while nobody asks.
+    /// Sorts the measured times into buckets, so that they do not pile up while nobody scrapes.
     pub(crate) fn tidy(&self) {
         self.handle.run_upkeep();
     }
@@ -347,7 +347,7 @@ pub(crate) fn text(key: &'static str, value: &'static str) -> Label {
     Label::from_static_parts(key, value)
 }
 
-/// Anybody may send any word as a method.
+/// Clients can send any word as a method, and labels must be few.
 fn method_word(method: &Method) -> &'static str {
     match *method {
         Method::GET => "GET",

@@ -1,4 +1,4 @@
-//! What there is without the cargo feature `tls`: an error.
+//! The module `tls` without the cargo feature `tls`: it returns an error.
 
 use std::io;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 
 use crate::config::TlsFiles;
 
-/// It cannot be made.
+/// A type without values: TLS is not available.
 #[derive(Debug)]
 pub(crate) enum Tls {}
 

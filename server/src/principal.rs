@@ -22,13 +22,13 @@ const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwx
 pub struct Principal {
     /// Its name, which stands before the owners of its claims.
     pub name: String,
-    /// Its bearer tokens; two while they are changed.
+    /// Its bearer tokens; two while the old one is being replaced.
     #[serde(default)]
     pub tokens: Vec<TokenHash>,
     /// The names in its certificates: the first DNS name or URI of each.
     #[serde(default)]
     pub certificates: Vec<String>,
-    /// What it may do. The longest prefix that a name begins with counts.
+    /// What it may do. For each name, the longest prefix that fits applies.
     #[serde(default)]
     pub rights: Vec<Grant>,
     /// How many locks it may take a second at one replica; no limit by default.
@@ -54,7 +54,7 @@ impl Principal {
         }
     }
 
-    /// Whether it has a right on a name.
+    /// Whether the principal has a right on a name.
     pub(crate) fn may(&self, right: Right, name: &str) -> bool {
         let fits = self
             .rights
@@ -71,7 +71,7 @@ impl Principal {
 pub struct TokenHash {
     /// The first 8 characters, which are no secret.
     pub id: String,
-    /// The SHA-256 of the secret, as 64 hex digits.
+    /// The SHA-256 of the secret.
     pub sha256: Sha256Text,
     /// The token is refused from this time on, in seconds since 1970.
     pub not_after: Option<u64>,
@@ -156,7 +156,7 @@ impl Right {
     /// All of them.
     pub const ALL: &[Self] = &[Self::Take, Self::Look, Self::Evict];
 
-    /// As a word.
+    /// The word for it in a configuration file.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -167,7 +167,7 @@ impl Right {
     }
 }
 
-/// A bearer token as its user has it: `flk_ID_SECRET`. Not shown by `Debug`.
+/// A bearer token as its user has it: `flk_ID_SECRET`. `Debug` does not show the secret.
 #[derive(Clone)]
 pub struct BearerToken {
     id: String,
@@ -175,14 +175,14 @@ pub struct BearerToken {
 }
 
 impl BearerToken {
-    /// A new token.
+    /// Draws a new random token.
     ///
     /// # Errors
     /// The operating system has no random numbers.
     pub fn draw() -> Result<Self, getrandom::Error> {
         let mut bytes = [0; ID + SECRET];
         getrandom::fill(&mut bytes)?;
-        // The id is part of what people type and quote.
+        // The id has only letters and digits, since people type and quote it.
         let plain = |byte: &u8| char::from(ALPHABET[usize::from(byte % 62)]);
         let any = |byte: &u8| char::from(ALPHABET[usize::from(byte % 64)]);
         Ok(Self {
@@ -197,20 +197,20 @@ impl BearerToken {
         format!("{TOKEN}{}_{}", self.id, self.secret)
     }
 
-    /// Its id.
+    /// The id of the token.
     #[must_use]
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// The SHA-256 of its secret, for the configuration.
+    /// The SHA-256 of the secret, for the configuration.
     #[must_use]
     pub fn sha256(&self) -> Sha256Text {
         Sha256Text(Sha256::digest(self.secret.as_bytes()).into())
     }
 }
 
-/// This is no bearer token.
+/// The error of a text that is no bearer token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BadToken;
 

@@ -1,5 +1,5 @@
-//! Whether the event loop runs: a task that ticks, and how late it is. A process that stood still (stopped, swapped out, moved
-//! to another machine) has requests that nobody waits for any more.
+//! Whether the event loop runs: a task ticks, and measures how late each tick is. After a standstill (the process was stopped,
+//! swapped out, or moved to another machine), clients no longer wait for the requests that it has read.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,13 +12,13 @@ use crate::metrics::Metrics;
 /// How often it ticks.
 const PERIOD: Duration = Duration::from_millis(100);
 
-/// How many ticks are between two times that the metrics are tidied.
+/// The metrics are tidied once in this many ticks.
 const TIDY: u32 = 50;
 
 /// A process whose ticks are later than this is not well.
 const UNWELL: Duration = Duration::from_secs(2);
 
-/// No tick yet, or no pause.
+/// The value of a time that has not come: no tick yet, or no pause.
 const NEVER: u64 = u64::MAX;
 
 /// The ticks of one replica. Times are in milliseconds since `begun`.
@@ -26,7 +26,7 @@ const NEVER: u64 = u64::MAX;
 pub(crate) struct Pulse {
     clock: Clock,
     begun: BootInstant,
-    /// A standstill that is longer than this is a pause.
+    /// A standstill that is longer than this counts as a pause.
     pause: Duration,
     last: AtomicU64,
     /// The last tick before the latest pause.
@@ -44,7 +44,7 @@ impl Pulse {
         }
     }
 
-    /// Ticks for as long as the replica is there.
+    /// Ticks for as long as the replica exists.
     pub(crate) fn start(self: &Arc<Self>, metrics: Arc<Metrics>) {
         self.last.store(self.now(), Ordering::Relaxed);
         let pulse = Arc::downgrade(self);
@@ -77,7 +77,7 @@ impl Pulse {
         u64::try_from(time.since(self.begun).as_millis()).unwrap_or(NEVER - 1)
     }
 
-    /// One tick: how late it is, and whether that was a pause.
+    /// Ticks once: returns how late the tick is, and whether that was a pause.
     fn tick(&self) -> (Duration, bool) {
         let lag = self.late();
         let last = self.last.swap(self.now(), Ordering::Relaxed);
@@ -88,7 +88,7 @@ impl Pulse {
         (lag, paused)
     }
 
-    /// How late the next tick is by now.
+    /// How late the next tick is already.
     fn late(&self) -> Duration {
         match self.last.load(Ordering::Relaxed) {
             NEVER => Duration::ZERO,
@@ -101,7 +101,7 @@ impl Pulse {
         self.late() <= UNWELL
     }
 
-    /// Whether the process stood still after this time. It may not have ticked since.
+    /// Whether the process stood still after this time. A standstill counts even if there was no tick since.
     pub(crate) fn stood_still_since(&self, received: BootInstant) -> bool {
         let received = self.at(received);
         let before = |tick: u64| tick != NEVER && received <= tick + PERIOD.as_millis() as u64;

@@ -1,4 +1,4 @@
-//! Why a request is not served, as an answer: `application/problem+json`.
+//! The answer to a request that is not served: `application/problem+json`.
 
 use axum::response::{IntoResponse, Response};
 use fencelock_core::{Error, LockName};
@@ -8,7 +8,7 @@ use http::{HeaderValue, StatusCode};
 
 use crate::reply::json_as;
 
-/// A problem on its way to the client.
+/// A problem to be sent to the client.
 #[derive(Debug)]
 pub(crate) struct Refusal {
     problem: Box<Problem>,
@@ -29,7 +29,7 @@ impl Refusal {
         Self::new(Kind::Invalid, detail)
     }
 
-    /// The problem that an error of the store is.
+    /// The problem for an error of the store.
     pub(crate) fn of(error: &Error) -> Self {
         let kind = match error {
             Error::Invalid { .. } => Kind::Invalid,
@@ -46,32 +46,32 @@ impl Refusal {
         Self::new(kind, error.to_string())
     }
 
-    /// The lock that the request was about.
+    /// Sets the lock that the request was about.
     pub(crate) fn name(mut self, name: &LockName) -> Self {
         self.problem.name = Some(name.to_string());
         self
     }
 
-    /// Says more than what all problems of the kind have in common.
+    /// Sets a title that says more than the general one of the kind.
     pub(crate) fn title(mut self, title: &str) -> Self {
         self.problem.title = title.to_owned();
         self
     }
 
-    /// The replica where a new claim may be taken.
+    /// Names the replica where a new claim may be taken.
     pub(crate) fn replica(mut self, id: &str, advertise: Option<&str>) -> Self {
         self.problem.replica = Some(id.to_owned());
         self.problem.advertise = advertise.map(str::to_owned);
         self
     }
 
-    /// When to ask again, in seconds.
+    /// Sets when to ask again, in seconds.
     pub(crate) fn retry_after(mut self, seconds: u32) -> Self {
         self.retry_after = Some(seconds);
         self
     }
 
-    /// The connection ends with this answer.
+    /// Closes the connection after this answer.
     pub(crate) fn close(mut self) -> Self {
         self.close = true;
         self
@@ -97,7 +97,7 @@ impl IntoResponse for Refusal {
         let kind = self.kind();
         let mut response = json_as(CONTENT_TYPE, status, &self.problem);
         if let Some(kind) = kind {
-            // For the metrics.
+            // The metrics read the kind.
             response.extensions_mut().insert(kind);
         }
         let headers = response.headers_mut();

@@ -1,4 +1,4 @@
-//! Renewals in batches: those that arrive while a batch is out form the next one. They never wait behind takes, nor behind
+//! Renewals in batches: those that arrive while a batch is under way form the next one. They never wait for takes, nor for
 //! renewals of another lane: a part of a store that does not answer delays no other part.
 
 use std::collections::{HashMap, VecDeque};
@@ -13,10 +13,10 @@ use tokio::sync::oneshot;
 
 use crate::known::Visit;
 
-/// What collects them.
+/// Collects renewals into batches.
 pub(crate) struct Renewer {
     engine: Arc<dyn Engine>,
-    /// What waits while a batch of its lane is out; no entry for a lane of which none is out.
+    /// The renewals that wait while a batch of their lane is under way. A lane without a batch has no entry.
     lanes: Mutex<HashMap<u32, VecDeque<Item>>>,
 }
 
@@ -32,7 +32,7 @@ impl Renewer {
         Arc::new(Self { engine, lanes })
     }
 
-    /// Renews one hold, whose turn the visit has. The renewal goes on if this is dropped.
+    /// Renews one hold. The visit has its turn. The renewal goes on if this future is dropped.
     pub(crate) async fn renew(self: &Arc<Self>, held: HeldClaim, visit: Visit) -> Renewal {
         let (answer, answered) = oneshot::channel();
         let lane = self.engine.lane(&held.claim.name);
@@ -52,7 +52,7 @@ impl Renewer {
         answered.await.unwrap_or_else(|_| self.no_answer())
     }
 
-    /// Renews many holds at once. The visits, in the same order, have their turns.
+    /// Renews many holds at once. The visits are in the same order, and have their turns.
     pub(crate) async fn renew_many(
         engine: Arc<dyn Engine>,
         held: Vec<HeldClaim>,
@@ -84,7 +84,7 @@ impl Renewer {
             for mut item in batch {
                 let renewal = renewals.next().unwrap_or_else(|| self.no_answer());
                 settle(&mut item.visit, &renewal);
-                // The request may have gone away.
+                // Sending fails if the request was dropped.
                 let _ = item.answer.send(renewal);
             }
         }
@@ -95,7 +95,7 @@ impl Renewer {
     }
 }
 
-/// A claim that holds does not wait. One that does not may have been no hold in the first place.
+/// A claim that holds does not wait. A claim that is lost may never have held, so it may still wait.
 fn settle(visit: &mut Visit, renewal: &Renewal) {
     if matches!(renewal, Renewal::Kept { .. }) {
         visit.waits_no_more();

@@ -1,4 +1,4 @@
-//! What a replica is: one engine, and what it must remember for as long as a request lasts.
+//! What a replica is: one engine, and what it must remember while a request lasts.
 
 use std::fmt;
 use std::panic::AssertUnwindSafe;
@@ -32,45 +32,45 @@ use crate::refusal::Refusal;
 use crate::renewer::Renewer;
 use crate::reserve::Renewers;
 
-/// A first grant is never longer than this, and a poll never longer than half of it, whatever the store promises.
+/// The longest first grant, whatever the store promises. A poll is at most half as long.
 const LONGEST_WINDOW: Duration = Duration::from_secs(10);
 
-/// For stores that have no window of their own, since nothing is granted to a waiter that did not ask.
+/// The window on stores that have none because they grant nothing to a waiter that did not ask.
 const OWN_WINDOW: Duration = Duration::from_secs(2);
 
-/// No lease is shorter: there is a way there and back.
+/// The shortest lease: a request and its answer need some time to travel.
 const SHORTEST_TTL: Duration = Duration::from_millis(100);
 
-/// One replica, shared by all of its requests.
+/// One replica. All of its requests share it.
 pub(crate) struct Replica {
     pub(crate) engine: Arc<dyn Engine>,
     pub(crate) clock: Clock,
     pub(crate) config: Config,
-    /// Its store, as replicas compare it.
+    /// The identity of the store, which clients compare between replicas.
     pub(crate) store: String,
     /// 16 hex digits, drawn at its start.
     pub(crate) id: String,
-    /// The same as the header of every answer.
+    /// The id as a header of every answer.
     pub(crate) id_header: HeaderValue,
     pub(crate) binding: Binding,
-    /// The length of a first grant, and of a place in the queue.
+    /// The duration of a first grant, and of a place in the queue.
     pub(crate) window: Duration,
     pub(crate) known: Arc<Known>,
-    /// What this replica holds, on a store that is bound to replicas.
+    /// The claims that belong to this replica, on a store that is bound to replicas.
     pub(crate) bound: Option<Arc<Bound>>,
     pub(crate) renewer: Arc<Renewer>,
-    /// The replica is about to end.
+    /// Cancelled when the replica is about to end.
     pub(crate) draining: CancellationToken,
     pub(crate) audit: Option<Audit>,
     pub(crate) tail: Tail,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) events: Arc<Events>,
-    /// Whether this process stands still at times.
+    /// Whether this process stood still.
     pub(crate) pulse: Arc<Pulse>,
     started: AtomicBool,
     pub(crate) renewers: Renewers,
     access: Mutex<Arc<Access>>,
-    /// Principals and rights were read again: what goes on for long asks whether it still may.
+    /// Notified when principals and rights were read again: long requests then check whether they are still allowed.
     reloads: watch::Sender<()>,
     polls: AtomicUsize,
     /// The claims that wait here now.
@@ -78,7 +78,7 @@ pub(crate) struct Replica {
     answers: Mutex<Answers>,
 }
 
-/// What the store answered lately.
+/// The store's latest answers.
 struct Answers {
     last: Option<BootInstant>,
     failing_since: Option<(BootInstant, String)>,
@@ -149,7 +149,7 @@ impl Replica {
         })
     }
 
-    /// Begins what goes on beside requests, once. Needs a runtime.
+    /// Starts the background tasks, once. Needs a tokio runtime.
     pub(crate) fn start(self: &Arc<Self>) {
         if !self.started.swap(true, Ordering::AcqRel) {
             self.pulse.start(Arc::clone(&self.metrics));
@@ -158,7 +158,7 @@ impl Replica {
         }
     }
 
-    /// Refuses a request that was read before this process stood still: its client has given it up by now.
+    /// Refuses a request that was read before this process stood still. Its client no longer waits for it.
     pub(crate) fn check_fresh(&self, received: BootInstant) -> Result<(), Refusal> {
         match self.pulse.stood_still_since(received) {
             false => Ok(()),
@@ -169,19 +169,20 @@ impl Replica {
         }
     }
 
-    /// Who may do what, now.
+    /// The principals and rights as they are now.
     pub(crate) fn access(&self) -> Arc<Access> {
         Arc::clone(&self.access.lock())
     }
 
-    /// Hears of each change of principals and rights; of one at once, since the caller may be from before the last.
+    /// Notified of each change of principals and rights. The first notification comes at once, because the caller may have been
+    /// checked before the last change.
     pub(crate) fn reloads(&self) -> watch::Receiver<()> {
         let mut reloads = self.reloads.subscribe();
         reloads.mark_changed();
         reloads
     }
 
-    /// Takes up other principals and rights. Nothing changes if they cannot be used.
+    /// Uses other principals and rights. If they cannot be used, nothing changes.
     pub(crate) fn reload(&self, principals: &[Principal], anonymous: &[Grant]) -> Result<()> {
         let mut access = self.access.lock();
         *access = Arc::new(Access::new(principals, anonymous, Some(&access))?);
@@ -200,7 +201,7 @@ impl Replica {
         self.engine.promises()
     }
 
-    /// The longest that a request waits.
+    /// The longest time that a request waits.
     pub(crate) fn poll(&self) -> Duration {
         self.window / 2
     }
@@ -213,16 +214,16 @@ impl Replica {
         self.promises().max_ttl.min(self.config.limits.max_ttl)
     }
 
-    /// The lease of a first grant. What comes late or twice leaves no more than that.
+    /// The lease of a first grant. A request that arrives late or twice leaves behind no longer lease than that.
     pub(crate) fn first_ttl(&self, ttl: Duration) -> Duration {
         if self.bound.is_some() && self.promises().lease == LeaseKind::Session {
-            // The session is chosen once, for the whole lease; this replica withdraws what is not renewed.
+            // A session is chosen once, for the whole lease. This replica withdraws a claim that is not renewed.
             return ttl;
         }
         self.window.max(self.min_ttl()).min(ttl)
     }
 
-    /// A request that waits; none if too many do and this one must not.
+    /// Counts a request that waits. An error if too many wait, unless this one is `in_queue` already.
     pub(crate) fn open_poll(self: &Arc<Self>, in_queue: bool) -> Result<Poll, Refusal> {
         let polls = self.polls.fetch_add(1, Ordering::Relaxed);
         let poll = Poll(Arc::clone(self));
@@ -234,7 +235,7 @@ impl Replica {
         Ok(poll)
     }
 
-    /// If claims wait here, lets those requests be answered first by which somebody comes to hold a lock.
+    /// If claims wait here, lets the requests that bring a grant be answered first.
     pub(crate) async fn let_grants_go_first(&self) {
         if self.waiting.any() {
             tokio::task::yield_now().await;
@@ -261,7 +262,7 @@ impl Replica {
         })
     }
 
-    /// Takes note of an answer of the store, for `/readyz`.
+    /// Notes an answer of the store, for `/readyz`.
     pub(crate) fn hear<T>(&self, answer: &Result<T>) {
         let now = self.clock.now();
         let mut answers = self.answers.lock();
@@ -276,13 +277,13 @@ impl Replica {
         answers.last = Some(now);
     }
 
-    /// Whether the store answered, or failed, within this time.
+    /// Whether the store answered a call, with success or failure, within this time.
     pub(crate) fn heard_within(&self, time: Duration) -> bool {
         let last = self.answers.lock().last;
         last.is_some_and(|last| self.clock.now().since(last) < time)
     }
 
-    /// For how long the store has failed every call, and how it failed first.
+    /// How long the store has failed every call, and the first of these errors.
     pub(crate) fn failing(&self) -> Option<(Duration, String)> {
         let answers = self.answers.lock();
         let (since, why) = answers.failing_since.as_ref()?;
@@ -310,7 +311,7 @@ impl Drop for Poll {
 #[derive(Debug, Default)]
 pub(crate) struct Waiting(Arc<AtomicUsize>);
 
-/// One of them, until it is dropped.
+/// A claim that waits, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Waits(Arc<AtomicUsize>);
 

@@ -15,7 +15,7 @@ pub(crate) fn json(status: StatusCode, body: &impl Serialize) -> Response {
 
 /// JSON under another media type.
 pub(crate) fn json_as(media: &'static str, status: StatusCode, body: &impl Serialize) -> Response {
-    // Nothing that is answered can fail to be written as JSON: no maps, no foreign types.
+    // Writing it as JSON cannot fail: it has no maps and no types of other crates.
     let text = serde_json::to_vec(body).unwrap_or_default();
     let mut response = Response::new(Body::from(text));
     *response.status_mut() = status;

@@ -1,5 +1,5 @@
 //! A reserve for holders: a tenth of the connections is for peers that have sent a renewal within the last minute, so that a
-//! flood of others does not end their holds.
+//! flood of other peers does not end their holds.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use fencelock_core::support::Mutex;
 use fencelock_core::{BootInstant, Clock};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// A peer that has renewed is known for so long.
+/// How long a peer that has renewed is remembered.
 const KNOWN: Duration = Duration::from_secs(60);
 
 /// With more known peers than this, those that have not renewed for long are removed.
@@ -27,7 +27,7 @@ struct Table {
 }
 
 impl Renewers {
-    /// A peer has renewed.
+    /// Notes that a peer has renewed.
     pub(crate) fn note(&self, peer: IpAddr) {
         let now = Clock::Boot.now();
         let mut table = self.0.lock();
@@ -49,18 +49,18 @@ impl Renewers {
 pub(crate) struct Room {
     all: Arc<Semaphore>,
     reserved: Arc<Semaphore>,
-    /// How many connections may be open and not served yet.
+    /// Permits for connections that are open and not served yet.
     waiting: Arc<Semaphore>,
 }
 
 /// Whether a new connection may be served.
 #[derive(Debug)]
 pub(crate) enum Permit {
-    /// Yes.
+    /// It may be served now.
     Now(OwnedSemaphorePermit),
-    /// When another one has ended. The first permit is for waiting.
+    /// It may be served when another one has ended. The permit here is that of a waiting connection.
     Later(OwnedSemaphorePermit, Arc<Semaphore>),
-    /// No: too many wait already.
+    /// Too many connections wait already.
     Refused,
 }
 

@@ -1,4 +1,4 @@
-//! Which path does what.
+//! The routes and their handlers.
 
 use std::sync::Arc;
 
@@ -40,7 +40,7 @@ pub(crate) fn router(replica: Arc<Replica>) -> Router {
     finish(router, replica)
 }
 
-/// What the listener for operators serves.
+/// The routes of the listener for operators.
 pub(crate) fn admin(replica: Arc<Replica>) -> Router {
     finish(for_operators(), replica)
 }
@@ -69,7 +69,7 @@ async fn method_not_allowed(method: http::Method, uri: Uri) -> Refusal {
     Refusal::new(Kind::MethodNotAllowed, detail)
 }
 
-/// The beginning of a path.
+/// The first characters of a path.
 fn shown(uri: &Uri) -> String {
     uri.path().chars().take(100).collect()
 }

@@ -1,4 +1,4 @@
-//! `GET /metrics`: what was counted, and what the replica is at this moment.
+//! `GET /metrics`: the counters, and the state of the replica at this moment.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! Series of `/metrics` that were found before. To find one in the recorder costs more than to count, and a request counts in six.
+//! Series of `/metrics` that were found before. Finding a series in the recorder costs more than counting, and each request
+//! counts in six.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -8,13 +9,13 @@ use foldhash::fast::RandomState;
 use http::StatusCode;
 use metrics::{Counter, Histogram};
 
-/// How many labels a series has at most here.
+/// How many labels a series has at most, of those kept here.
 const MOST_LABELS: usize = 3;
 
-/// Where a static text lies. Two places with the same text are two keys of one series.
+/// The address and length of a static text. Two places with the same text are two keys of one series.
 type Place = (usize, usize);
 
-/// Series whose labels are known when this is built.
+/// Series whose labels are known at compile time.
 pub(crate) struct Series<T>(Mutex<HashMap<[Place; MOST_LABELS + 1], T, RandomState>>);
 
 impl<T> Default for Series<T> {
@@ -24,7 +25,7 @@ impl<T> Default for Series<T> {
 }
 
 impl<T> Series<T> {
-    /// Uses a series, which is `new` the first time.
+    /// Uses a series. `new` makes it the first time.
     pub(crate) fn with(
         &self,
         name: &'static str,
@@ -44,7 +45,7 @@ impl<T> Series<T> {
     }
 }
 
-/// The answers to one route with one method and status.
+/// The series of one route with one method and status.
 struct Answers {
     method: &'static str,
     status: StatusCode,
@@ -57,7 +58,7 @@ struct Answers {
 pub(crate) struct Requests(Mutex<HashMap<String, Vec<Answers>, RandomState>>);
 
 impl Requests {
-    /// Counts an answer. The series are `new` the first time.
+    /// Counts an answer. `new` makes the series the first time.
     pub(crate) fn answered(
         &self,
         (route, method, status): (&str, &'static str, StatusCode),

@@ -32,22 +32,22 @@ use crate::reserve::{Permit, Room};
 use crate::service::Service;
 use crate::tls::Tls;
 
-/// What HTTP/1 reads ahead at most, and so the most bytes of a request's head. A head that is longer than the limits, but not
-/// longer than this, is refused with a problem.
+/// What HTTP/1 reads ahead at most, and so the longest head of a request, in bytes. A head that is longer than the limits, but
+/// not longer than this, is answered with a problem.
 const READ_AHEAD: usize = 64 << 10;
 
-/// How many requests one HTTP/2 connection has open at most.
+/// How many requests one HTTP/2 connection may have open.
 const STREAMS: u32 = 256;
 
 /// The pause after an error of `accept`, such as too many open files.
 const AFTER_ERROR: Duration = Duration::from_millis(50);
 
-/// A replica on a socket. Dropping it ends the listener and every connection at once, as a crash would.
+/// A replica on a socket. Dropping it closes the listener and every connection at once, like a crash.
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
     service: Service,
-    /// Connections end now.
+    /// Cancelled when the connections must end at once.
     killed: CancellationToken,
     /// How many connections are open.
     open: watch::Receiver<usize>,
@@ -56,10 +56,10 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens on an address; port 0 means a free one.
+    /// Listens on an address. Port 0 means a free port.
     ///
     /// # Errors
-    /// If the address cannot be listened on.
+    /// It cannot listen on the address.
     pub async fn start(address: SocketAddr, service: Service) -> io::Result<Self> {
         Self::start_on(TcpListener::bind(address).await?, service)
     }
@@ -67,7 +67,7 @@ impl Server {
     /// Serves on a listener.
     ///
     /// # Errors
-    /// If the listener has no address, or the files of TLS cannot be used.
+    /// The listener has no address, or the files of TLS cannot be used.
     pub fn start_on(listener: TcpListener, service: Service) -> io::Result<Self> {
         let address = listener.local_addr()?;
         let tls = service.tls().map(Tls::open).transpose();
@@ -77,10 +77,10 @@ impl Server {
         Ok(Self::serve(listener, address, served, service, tls))
     }
 
-    /// Listens for operators: `/metrics`, `/healthz` and `/readyz`, in plain HTTP, for all who reach the address.
+    /// Listens for operators: `/metrics`, `/healthz` and `/readyz`, in plain HTTP, for everybody who can reach the address.
     ///
     /// # Errors
-    /// If the address cannot be listened on.
+    /// It cannot listen on the address.
     pub async fn start_admin(address: SocketAddr, service: Service) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
         let address = listener.local_addr()?;
@@ -127,7 +127,7 @@ impl Server {
         }
     }
 
-    /// Reads the files of TLS again, for connections from now on.
+    /// Reads the files of TLS again, for new connections.
     ///
     /// # Errors
     /// [`Error::ConfigFile`](fencelock_core::Error::ConfigFile) if they cannot be used; then the old ones stay.
@@ -153,10 +153,10 @@ impl Server {
         *self.open.borrow()
     }
 
-    /// Ends in good order: new claims are refused and open polls answered at once. Every connection ends after its answer,
-    /// and renewals and releases over new ones are served until no connection is left or the time is over. On a store that
-    /// is bound to replicas, also until no claim is left; those that are left are withdrawn then. Returns how many holds
-    /// that ended.
+    /// Ends in good order. New claims are refused, and open polls are answered at once. Every connection ends after its answer.
+    /// Renewals and releases over new connections are served until no connection is left, or the time is over. On a store that
+    /// is bound to replicas it also waits until no claim is left, and withdraws those that are left after the time. Returns how
+    /// many holds that ended.
     pub async fn drain(mut self, time: Duration) -> usize {
         self.service.refuse_new();
         let none = async {
@@ -180,9 +180,10 @@ fn http(limits: &Limits) -> auto::Builder<TokioExecutor> {
     let mut http = auto::Builder::new(TokioExecutor::new());
     http.http1()
         .timer(TokioTimer::new())
-        // It counts idle time, too. Of heads that are on their way, `Heads` takes care.
+        // This timeout also covers idle time. `Heads` limits the time of a head.
         .header_read_timeout(limits.idle_timeout)
-        // It reads 100 headers, which is more than the limits, for the same reason. To read more costs it memory for each request.
+        // 100 headers are read, which is more than the limits, for the reason of `READ_AHEAD`. To allow more would cost memory
+        // for each request.
         .max_buf_size(READ_AHEAD);
     http.http2()
         .timer(TokioTimer::new())
@@ -192,7 +193,7 @@ fn http(limits: &Limits) -> auto::Builder<TokioExecutor> {
     http
 }
 
-/// Reads the files of TLS again and again: nobody tells this process when a certificate was renewed.
+/// Reads the files of TLS again and again, because nothing reports that a certificate was renewed.
 async fn read_again(tls: Weak<Tls>, period: Duration) {
     loop {
         tokio::time::sleep(period).await;
@@ -203,7 +204,7 @@ async fn read_again(tls: Weak<Tls>, period: Duration) {
     }
 }
 
-/// What accepts connections.
+/// The listener, which accepts connections.
 struct Listening {
     router: Router,
     direct: Option<Arc<Replica>>,
@@ -250,7 +251,7 @@ impl Listening {
             peer,
             head_within: self.head_within,
             killed: self.killed.clone(),
-            // One that comes while draining has one request left.
+            // A connection that comes while draining serves one request.
             drains: (!self.draining.is_cancelled()).then(|| self.draining.clone()),
         };
         let (tls, killed) = (self.tls.clone(), self.killed.clone());
@@ -285,12 +286,12 @@ impl Listening {
 /// One connection.
 struct Connection {
     router: Router,
-    /// The replica, if the requests of which there are most need no router.
+    /// The replica, if the most frequent requests are served without the router.
     direct: Option<Arc<Replica>>,
     http: auto::Builder<TokioExecutor>,
     local: Option<SocketAddr>,
     peer: SocketAddr,
-    /// When this is cancelled, no request is answered any more.
+    /// When this is cancelled, no request is answered.
     killed: CancellationToken,
     /// When this is cancelled, the connection ends after its answers.
     drains: Option<CancellationToken>,
@@ -317,7 +318,7 @@ impl Connection {
         let service = service_fn(move |request: Request<Incoming>| {
             let serving = arriving.arrived(request.version());
             if killed.is_cancelled() {
-                // It came after the end, and this task has not seen that yet.
+                // The request came after the end, which this task has not noticed yet.
                 return std::future::pending().boxed();
             }
             let direct = direct.as_ref();
@@ -352,7 +353,7 @@ impl Connection {
             let ended = tokio::select! {
                 biased;
                 ended = connection.as_mut() => ended,
-                // What it sees changes only while the connection is asked, which is before this.
+                // Its state changes only while the connection is polled, which comes before this.
                 () = late => {
                     tracing::debug!(%peer, "a connection whose request does not come is closed");
                     return;

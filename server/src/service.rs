@@ -1,4 +1,4 @@
-//! A replica as its users see it.
+//! The public face of a replica.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::principal::{Grant, Principal};
 use crate::replica::Replica;
 use crate::router;
 
-/// How long the last withdrawals may take. What is left then ends with the session.
+/// How long the last withdrawals may take. Claims that are left after it end with the session.
 const LAST_WITHDRAWALS: Duration = Duration::from_secs(2);
 
 /// One replica, without a socket yet. Cheap to clone: all clones are one replica.
@@ -20,7 +20,7 @@ const LAST_WITHDRAWALS: Duration = Duration::from_secs(2);
 pub struct Service(Arc<Replica>);
 
 impl Service {
-    /// Serves the store of this engine. Needs a tokio runtime from its first request on.
+    /// Serves the store of this engine. It needs a tokio runtime from the first request on.
     ///
     /// # Errors
     /// [`Error::Config`](fencelock_core::Error::Config) if the store cannot be served,
@@ -29,7 +29,7 @@ impl Service {
         Ok(Self(Arc::new(Replica::new(engine, config)?)))
     }
 
-    /// The routes of the API, for a listener of your own. [`Server`](crate::Server) limits connections, too.
+    /// The routes of the API, for a listener of your own. [`Server`](crate::Server) also limits connections.
     pub fn router(&self) -> Router {
         router::router(Arc::clone(&self.0))
     }
@@ -48,7 +48,7 @@ impl Service {
         &self.0
     }
 
-    /// The replica's id: 16 hex digits, drawn at its start, and in every answer's `Fencelock-Replica`.
+    /// The replica's id: 16 hex digits, drawn at its start, which every answer has in `Fencelock-Replica`.
     #[must_use]
     pub fn id(&self) -> &str {
         &self.0.id
@@ -66,7 +66,8 @@ impl Service {
         self.0.known.len()
     }
 
-    /// Replaces the principals and rights, and opens the audit log again. It does not affect requests that are being served.
+    /// Replaces the principals and rights, and opens the audit log again. It does not affect requests that are being served
+    /// already.
     ///
     /// # Errors
     /// [`Error::Invalid`](fencelock_core::Error::Invalid) if they cannot be used; then nothing changes.
@@ -74,7 +75,7 @@ impl Service {
         self.0.reload(principals, anonymous)
     }
 
-    /// How many lines the audit log has lost because it could not be written fast enough.
+    /// How many lines the audit log has dropped because it could not be written fast enough.
     #[must_use]
     pub fn audit_dropped(&self) -> u64 {
         self.0.audit.as_ref().map_or(0, Audit::dropped)
@@ -85,7 +86,7 @@ impl Service {
         self.0.draining.cancel();
     }
 
-    /// How many claims belong to this replica; none on a store that is not bound to replicas.
+    /// How many claims belong to this replica. Zero on a store that is not bound to replicas.
     #[must_use]
     pub fn bound_claims(&self) -> usize {
         self.0.bound.as_ref().map_or(0, |bound| bound.len())

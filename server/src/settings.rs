@@ -1,5 +1,5 @@
-//! The service's part of the configuration file: `[serve]` and `[[principal]]`, in TOML. An unknown key is an error. The
-//! sections of stores (`[store.NAME]`) are read where stores are opened.
+//! The service's part of the configuration file: `[serve]` and `[[principal]]`, in TOML. An unknown key is an error. The crate
+//! `fencelock-config` reads the sections of stores (`[store.NAME]`).
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::config::{AuditLog, Config, TlsFiles};
 use crate::principal::{Grant, Principal};
 use crate::tls;
 
-/// What a configuration file says. A key that it leaves out has its default.
+/// The settings of a configuration file. A missing key has its default.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Settings {
@@ -23,7 +23,7 @@ pub struct Settings {
     pub store: Option<String>,
     /// What the locks are for: `efficiency` or `correctness`.
     pub purpose: Option<String>,
-    /// How long the end may take.
+    /// How long draining may take.
     pub drain: Option<Duration>,
     /// Whether to serve other machines without TLS or without principals.
     pub insecure: bool,
@@ -31,7 +31,7 @@ pub struct Settings {
     pub config: Config,
 }
 
-/// Other sections were refused before, or are of others.
+/// The sections that are read here. Other sections are checked elsewhere.
 #[derive(Default, Deserialize)]
 struct File {
     #[serde(default)]
@@ -135,7 +135,7 @@ impl Settings {
         config.principals = read.principal;
         match serve.anonymous {
             Some(rights) => config.anonymous = rights,
-            // A service with principals serves nobody else.
+            // A service with principals serves no anonymous clients by default.
             None if named => config.anonymous.clear(),
             None => {}
         }
@@ -167,8 +167,8 @@ impl Settings {
         })
     }
 
-    /// Whether the files that the settings name can be used: those of TLS are read, and the audit log's directory must
-    /// be there.
+    /// Checks whether the files that the settings name can be used: it reads those of TLS, and the audit log's directory must
+    /// exist.
     ///
     /// # Errors
     /// [`Error::ConfigFile`] that names the file.
@@ -177,7 +177,7 @@ impl Settings {
             tls::Tls::open(files)?;
         }
         let log = self.config.audit.as_ref().and_then(AuditLog::path);
-        // The directory of a bare name is the one in which the service is started.
+        // A name without a directory is in the working directory.
         let directory = log.and_then(Path::parent);
         match directory.filter(|directory| !directory.as_os_str().is_empty()) {
             Some(directory) if !directory.is_dir() => {
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn sections_of_others_are_left_to_them() {
+    fn other_sections_are_ignored() {
         let text = "[store.orders]\nurl = \"memory:\"\nwhat = 1\n[serve]\nstore = \"@orders\"";
         let settings = Settings::read("f", text).unwrap();
         assert_eq!(settings.store.as_deref(), Some("@orders"));
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_an_error() {
+    fn invalid_files_are_refused() {
         for text in [
             "x = 1",
             "[serve]\nlisten = 1",

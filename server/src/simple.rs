@@ -1,5 +1,5 @@
 //! The simple mode: `POST /v1/claims`. One request takes a lock, and waits for it. The replica draws the claim and its key,
-//! places again while the request is open, and confirms what was granted, so that the answer has the whole lease.
+//! places the claim again while the request is open, and confirms the grant. So the answer has the whole lease.
 
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -74,7 +74,7 @@ pub(crate) async fn take(
         replica: Arc::clone(&replica),
     };
     let visit = replica.known.enter(id);
-    // In a task of its own, so that whatever was granted is known when the client is found to be gone.
+    // In a task of its own: if the client goes away, the outcome is known before the claim is withdrawn.
     let taken = replica.carry(taking.run(visit)).await?;
     drop(waiting);
     let (token, lease_ms_since_sent, waited) = match taken {
@@ -94,7 +94,7 @@ pub(crate) async fn take(
     // Nobody else knows the key yet.
     replica.events.began(id, &name, token, until);
     let sequencer = Sequencer::new(name.clone(), mode, token, id);
-    // Where the claim lives, if not in the store alone.
+    // The replica to which the claim is bound, if it is.
     let home = replica.bound.is_some().then_some(&replica);
     let body = SimpleGrant {
         claim: id,
@@ -116,21 +116,21 @@ pub(crate) async fn take(
     }))
 }
 
-/// One request of the simple mode.
+/// One request in the simple mode.
 struct Taking {
     replica: Arc<Replica>,
     caller: Arc<Caller>,
-    /// With the lease of a first grant.
+    /// The claim with the lease of a first grant.
     claim: Claim,
     ttl: Duration,
     received: BootInstant,
     until: BootInstant,
-    /// The client is gone.
+    /// Cancelled when the client is gone.
     gone: CancellationToken,
 }
 
 impl Taking {
-    /// Takes and confirms. On any other end nothing of the claim is left, or is being withdrawn.
+    /// Takes and confirms. After an error nothing of the claim is left, or it is being withdrawn.
     async fn run(self, mut visit: Visit) -> Result<(Token, u64, bool), Refusal> {
         visit.take_turn().await;
         let granted = match self.wait(&mut visit).await {
@@ -147,14 +147,15 @@ impl Taking {
                 Err(refusal)
             }
         };
-        // If the client is gone, its claim is withdrawn already.
+        // If the client is gone, `Undo` withdraws the claim.
         if granted.is_err() && !self.gone.is_cancelled() {
             self.withdraw().await;
         }
         granted
     }
 
-    /// Waits until the claim holds, and says whether that took a wait. None: the store keeps nothing of it, since it was not to wait.
+    /// Waits until the claim holds. Returns its token, and whether it had to wait. `None` if the lock is held and the request
+    /// must not wait: the store keeps nothing of the claim.
     async fn wait(&self, visit: &mut Visit) -> Result<Option<(Token, bool)>, Refusal> {
         let mut errors = Backoff::new(AFTER_ERROR.0, AFTER_ERROR.1);
         let replica = &self.replica;
@@ -199,7 +200,7 @@ impl Taking {
         }
     }
 
-    /// The first renewal, which brings the whole lease.
+    /// Renews the first time, which prolongs the grant to the whole lease.
     async fn confirm(&self, token: Token, visit: Visit) -> Result<u64, Refusal> {
         let held = HeldClaim::new(self.claim.clone().ttl(self.ttl), token);
         if let Some(bound) = &self.replica.bound {
@@ -236,7 +237,7 @@ impl Taking {
         }
     }
 
-    /// The time to wait is over.
+    /// The refusal when the time to wait is over.
     fn gave_up(&self, place: &Place) -> Refusal {
         let Some(why) = &place.stalled else {
             return self.held();
@@ -263,7 +264,7 @@ impl Taking {
         Refusal::new(Kind::Held, detail)
     }
 
-    /// Withdraws once before the answer, and goes on in the background if that was not final.
+    /// Withdraws once before the answer, and continues in the background if the result was not final.
     async fn withdraw(&self) {
         let claim = self.claim.clone().ttl(self.ttl);
         let mut visit = self.replica.known.enter(claim.id);
@@ -284,7 +285,7 @@ fn withdrawn(replica: &Replica, id: ClaimId) {
     }
 }
 
-/// Withdraws a claim of which nobody else knows the id, until that is final or its lease is over.
+/// Withdraws a claim whose id nobody else knows, until the result is final or its lease is over.
 fn withdraw_in_background(replica: &Arc<Replica>, claim: Claim) {
     let Ok(runtime) = tokio::runtime::Handle::try_current() else {
         return;
@@ -312,10 +313,10 @@ fn withdraw_in_background(replica: &Arc<Replica>, claim: Claim) {
     });
 }
 
-/// Gives the lock back if it is dropped before a byte of the answer was written.
+/// Releases the lock if it is dropped before a byte of the answer was written.
 struct Undo {
     replica: Arc<Replica>,
-    /// None once the answer is on its way, or nothing is left to be undone.
+    /// `None` once the answer is being sent, or nothing is left to be undone.
     claim: Option<Claim>,
     ended: CancellationToken,
 }
@@ -331,13 +332,13 @@ impl Drop for Undo {
         let Some(claim) = self.claim.take() else {
             return;
         };
-        // If the request is still being served, its task ends soon, and then it is this one's turn.
+        // If the request is still being served, its task ends soon, and then this withdrawal has the turn.
         self.ended.cancel();
         withdraw_in_background(&self.replica, claim);
     }
 }
 
-/// The body of the answer: once it is asked for, the answer is being written.
+/// The body of the answer. Once it is polled, the answer is being written.
 struct Answer {
     body: Body,
     undo: Option<Undo>,

@@ -1,5 +1,6 @@
-//! Spans of `tracing`: one for each request, and in it one for each call of the store that places or withdraws its claim. Renewals are
-//! sent in batches, so their calls have spans of their own. No span has the name of a lock, a key or a token of a principal.
+//! Spans of `tracing`: one for each request, and in it one for each call of the store that places or withdraws its claim.
+//! Renewals are sent in batches, so their calls have spans of their own. No span contains the name of a lock, a key, or a
+//! bearer token.
 
 use fencelock_core::ClaimId;
 use fencelock_core::engine::HeldClaim;
@@ -10,10 +11,10 @@ use tracing::{Span, debug_span};
 /// The target of all spans of fencelock.
 const SPANS: &str = "fencelock::spans";
 
-/// In which trace a client sent its request, and under which span of its own.
+/// The header with the client's trace and span.
 const TRACEPARENT: &str = "traceparent";
 
-/// A request.
+/// The span of a request.
 pub(crate) fn http(method: &Method, route: Option<&str>, headers: &HeaderMap) -> Span {
     let span = debug_span!(
         target: SPANS, "fencelock.http", method = Empty, route = Empty, status = Empty, trace_id = Empty, parent_id = Empty
@@ -30,17 +31,17 @@ pub(crate) fn http(method: &Method, route: Option<&str>, headers: &HeaderMap) ->
     span
 }
 
-/// A call that places a claim.
+/// The span of a call that places a claim.
 pub(crate) fn place(claim: &ClaimId) -> Span {
     debug_span!(target: SPANS, "fencelock.place", claim = %claim, token = Empty)
 }
 
-/// A call that withdraws a claim.
+/// The span of a call that withdraws a claim.
 pub(crate) fn withdraw(claim: &ClaimId) -> Span {
     debug_span!(target: SPANS, "fencelock.withdraw", claim = %claim)
 }
 
-/// A call that renews holds. If it is one, the span says which.
+/// The span of a call that renews holds. If it renews one hold, the span has its claim.
 pub(crate) fn renew(held: &[HeldClaim]) -> Span {
     let span = debug_span!(
         target: SPANS, "fencelock.renew", count = held.len(), claim = Empty, token = Empty
@@ -52,7 +53,7 @@ pub(crate) fn renew(held: &[HeldClaim]) -> Span {
     span
 }
 
-/// The ids of the trace and of the span above, as W3C Trace Context has them. What is no such header says nothing.
+/// The ids of the trace and of the span above, as W3C Trace Context has them. `None` if the header is invalid.
 fn traceparent(headers: &HeaderMap) -> Option<(&str, &str)> {
     let text = headers.get(TRACEPARENT)?.to_str().ok()?;
     let mut parts = text.split('-');
@@ -77,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_trace_is_read_or_it_is_none() {
+    fn an_invalid_traceparent_is_ignored() {
         let (trace, parent) = ("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7");
         let read = |text: &str| {
             let mut headers = HeaderMap::new();

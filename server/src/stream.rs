@@ -1,4 +1,4 @@
-//! `GET /v1/events`: hints, as server-sent events. A client believes none of them: it asks again.
+//! `GET /v1/events`: hints, as server-sent events. A client does not rely on them: it asks again.
 
 use std::sync::Arc;
 
@@ -21,11 +21,11 @@ use crate::principal::Right;
 use crate::refusal::Refusal;
 use crate::replica::Replica;
 
-/// What one client listens to.
+/// One client's stream of events.
 struct Stream {
     replica: Arc<Replica>,
     caller: Caller,
-    /// The lock; none if it is about claims.
+    /// The lock; `None` for a stream of claims.
     name: Option<LockName>,
     reloads: watch::Receiver<()>,
     receiver: Receiver,
@@ -39,7 +39,7 @@ struct Stream {
 /// An open stream, counted until it is dropped.
 struct Open {
     replica: Arc<Replica>,
-    /// Of the claims of this key, if it is not of a lock.
+    /// The key of its claims; `None` for a stream of a lock.
     ids: Option<[u8; 10]>,
 }
 
@@ -50,7 +50,7 @@ impl Drop for Open {
 }
 
 impl Stream {
-    /// Whether its client may listen by the rights of now.
+    /// Whether its client may listen, by the current rights.
     fn may(&self) -> bool {
         let may = self.caller.again().and_then(|caller| match &self.name {
             Some(name) => caller.must(Right::Look, name),
@@ -88,7 +88,7 @@ impl Stream {
     }
 }
 
-/// Tells what happens to the claims of a key, or to one lock.
+/// `GET /v1/events`: reports what happens to the claims of a key, or to one lock.
 pub(crate) async fn events(
     State(replica): State<Arc<Replica>>,
     caller: Caller,
@@ -113,7 +113,7 @@ pub(crate) async fn events(
         (Some(name), None) => {
             let name = LockName::new(name).map_err(|error| Refusal::of(&error))?;
             caller.must(Right::Look, &name)?;
-            // What changes after the answer is told.
+            // The stream reports changes from this view on.
             let view = replica.engine.inspect().look(&name).await;
             let view = view.map_err(|error| Refusal::of(&error).name(&name))?;
             let receiver = replica.events.of_lock(&name, view.token());

@@ -28,7 +28,7 @@ use crate::refusal::Refusal;
 use crate::replica::Replica;
 use crate::reply::json;
 
-/// What a grant that the store pushed must have left to be answered as it is: the way back takes time.
+/// How much time a pushed grant must have left to be answered as it is, because the answer needs time to travel.
 const TO_SPARE: Duration = Duration::from_millis(50);
 
 /// The shortest and the longest pause after an error while waiting.
@@ -63,7 +63,7 @@ fn answer(replica: &Replica, taken: Taken) -> Response {
     }
 }
 
-/// If the claim waits, one line tells its place at once, and another one what comes of it.
+/// If the claim waits, a first line gives its place at once, and a second one the result.
 async fn take_in_lines(
     replica: Arc<Replica>,
     received: BootInstant,
@@ -86,14 +86,14 @@ async fn take_in_lines(
     Ok(response)
 }
 
-/// What became of a request to take a lock.
+/// The result of a request to take a lock.
 pub(crate) enum Taken {
     Granted(Granted),
     Waiting(Waiting),
 }
 
 impl Taken {
-    /// As it stands in a line of an answer.
+    /// The status and body for a line of an answer.
     pub(crate) fn in_line(self) -> (StatusCode, BatchBody) {
         match self {
             Self::Granted(granted) => (StatusCode::OK, BatchBody::Granted(granted)),
@@ -102,7 +102,7 @@ impl Taken {
     }
 }
 
-/// Takes, stands in the queue, or goes on waiting. Tells the claim's place, if that is wanted, before it waits.
+/// Takes, joins the queue, or goes on waiting. If the client wants that, it gets the claim's place before the claim waits.
 pub(crate) async fn taking(
     replica: &Arc<Replica>,
     received: BootInstant,
@@ -159,15 +159,15 @@ pub(crate) async fn taking(
 /// One request to take a lock.
 struct Asking {
     replica: Arc<Replica>,
-    /// With the lease of a first grant.
+    /// The claim with the lease of a first grant.
     claim: Claim,
     /// The whole lease.
     ttl: Duration,
     received: BootInstant,
     until: BootInstant,
-    /// The first request of the claim came then.
+    /// When the first request of the claim came.
     since: BootInstant,
-    /// Who wants to know its place before it waits.
+    /// Gets the claim's place before it waits, if the client wants that.
     tell: Option<oneshot::Sender<Waiting>>,
 }
 
@@ -176,7 +176,7 @@ enum Woken {
     Granted(Grant),
     /// The claim should be placed again.
     Again,
-    /// The request is to be answered.
+    /// The request must be answered now.
     Over,
 }
 
@@ -206,14 +206,14 @@ impl Asking {
             let place = match standing {
                 Ok(Standing::Held(grant)) => return self.granted(&grant, caller, waited),
                 Ok(Standing::Waiting(place)) => place,
-                // A service behind this one has ended it.
+                // The store of this service is another lock service, which has ended the claim.
                 Ok(Standing::Ended) => return Err(self.ended()),
                 Ok(_) => return Err(self.held()),
                 Err(error) => return Err(Refusal::of(&error)),
             };
             waited = true;
             if let Some(tell) = self.tell.take() {
-                // Who is gone hears nothing.
+                // Sending fails if the client is gone.
                 let _ = tell.send(self.waiting(&place));
             }
             let replica = &self.replica;
@@ -252,7 +252,7 @@ impl Asking {
         }
     }
 
-    /// Whether the client could still believe it when it has the answer.
+    /// Whether the client could still believe in the grant when it gets the answer.
     fn is_believable(&self, grant: &Grant) -> bool {
         let drift = grant.lease / 100 + Duration::from_millis(2);
         let spare = TO_SPARE.min(grant.lease / 4);
@@ -260,7 +260,7 @@ impl Asking {
         self.replica.clock.now() < until
     }
 
-    /// Whether a first grant is as long as the lease that was asked for.
+    /// Whether a first grant is as long as the lease that the client asked for.
     fn is_whole(&self) -> bool {
         self.replica.bound.is_none() || self.replica.window >= self.ttl
     }
@@ -277,7 +277,7 @@ impl Asking {
         let claim = &self.claim;
         let mut lease = since_sent(grant.counted_from, grant.lease, self.received);
         if let Some(bound) = &self.replica.bound {
-            // No longer than this replica keeps it.
+            // Not longer than this replica keeps the claim.
             let held = bound.holds(claim.id, grant.tokens.first);
             let until = held.ok_or_else(|| self.ended())?;
             lease = lease.min(millis(until.since(self.received)));
@@ -324,7 +324,7 @@ impl Asking {
     }
 }
 
-/// Asks the store, to the end. The visit has the turn, and knows afterwards whether the claim may wait.
+/// Calls the store, and awaits the result. The visit has the turn, and knows afterwards whether the claim may wait.
 async fn place(
     replica: &Arc<Replica>,
     claim: Claim,
@@ -336,7 +336,7 @@ async fn place(
         asked.hear(&standing);
         if let Some(bound) = &asked.bound {
             match &standing {
-                // Its client may be gone; then it ends when it is due.
+                // If its client is gone, the claim ends at its deadline.
                 Ok(Standing::Held(grant)) => drop(bound.holds(claim.id, grant.tokens.first)),
                 Ok(Standing::Busy) => bound.is_not_there(claim.id),
                 _ => {}

@@ -17,7 +17,7 @@ use webpki::EndEntityCert;
 
 use crate::config::TlsFiles;
 
-/// What accepts TLS; its files may be read again.
+/// Accepts connections with TLS. Its files can be read again.
 #[derive(Debug)]
 pub(crate) struct Tls {
     files: TlsFiles,
@@ -31,14 +31,14 @@ impl Tls {
         Ok(Self { files, config })
     }
 
-    /// Reads the files again. If they cannot be used, those of before stay.
+    /// Reads the files again. If they cannot be used, the old ones stay in use.
     pub(crate) fn reload(&self) -> Result<()> {
         let config = read(&self.files)?;
         *self.config.lock() = config;
         Ok(())
     }
 
-    /// Shakes hands, and returns the name in the client's certificate if it has one.
+    /// Performs the handshake, and returns the name in the client's certificate, if it has one.
     pub(crate) async fn accept(
         &self,
         stream: TcpStream,
@@ -51,7 +51,7 @@ impl Tls {
     }
 }
 
-/// The first DNS name, or else the first URI. The certificate was verified.
+/// The first DNS name of a certificate that was verified, or else its first URI.
 fn name_in(certificate: &CertificateDer<'_>) -> Option<Arc<str>> {
     let certificate = EndEntityCert::try_from(certificate).ok()?;
     let name = certificate.valid_dns_names().next();

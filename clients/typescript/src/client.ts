@@ -8,50 +8,50 @@ import { Lock, TOO_LATE, validUntil, type Detached } from "./lock";
 import { Pauses, Service, drawIdentity, idsBegin, refusal } from "./service";
 import type { Claim, Identity, Mode, ServiceOptions, Terms } from "./service";
 
-/** How long `tryLock` asks again where nothing answers. */
+/** How long `tryLock` tries again while no replica answers. */
 const TRY_MS = 5000;
-/** Beyond the wait that a request asked for, its answer may take so long. */
+/** How much longer than the requested wait an answer may take. */
 const GRACE_MS = 500;
-/** A grant must be valid for so long to be handed out. */
+/** The shortest validity with which a grant is handed out. */
 const LEAST_VALID_MS = 10;
-/** The way back of an answer that comes when the caller's time is over. */
+/** How long an answer needs to travel back. A request must not wait to the very end of the caller's time. */
 const WAY_BACK_MS = 50;
-/** The shortest time from one poll to the next. */
+/** The shortest time from the start of one poll to the next. */
 const LEAST_POLL_MS = 10;
 const MOST_LATE_GRANTS = 5;
 
 export interface ClientOptions extends ServiceOptions {
-  /** Who claims, for people who look at the lock; the host and the process id by default. */
+  /** Shown to people who look at the lock; by default the host and the process id. */
   owner?: string;
 }
 
 export interface LockOptions {
   /** The lease, which is renewed while the lock is held; by default the service's: 30000, or its longest if that is shorter. */
   ttlMs?: number;
-  /** How long to wait for the lock; for ever by default; 0 as `tryLock`. */
+  /** How long to wait for the lock; by default forever. 0 is like `tryLock`. */
   timeoutMs?: number;
   /** Cancels the waiting. It has no effect once the lock is held. */
   signal?: AbortSignal;
-  /** exclusive (the default), shared, or permit, then with `permitCount`. */
+  /** exclusive (the default), shared, or permit, which needs `permitCount`. */
   mode?: Mode;
   /** How many may hold the lock together, in mode permit. */
   permitCount?: number;
-  /** How much longer the store keeps the lock when its holder vanished; 0 by default. */
+  /** How much longer the store keeps the lock if its holder vanished; 0 by default. */
   lockDelayMs?: number;
   /** A note for people. */
   label?: string;
-  /** Another process is to go on with the lock; see `Lock.detach`. */
+  /** Another process will continue with the lock; see `Lock.detach`. */
   detachable?: boolean;
 }
 
-/** What is wanted of a lock, and how. */
+/** What a client asks for, and how long it waits. */
 interface Wanted {
   terms: Terms;
   queue: boolean;
   detachable: boolean;
 }
 
-/** No error repeats what is in it: it has a secret. */
+/** Checks the data of a detached lock. No error shows its contents, because they have a secret. */
 function checkDetached(detached: Detached): void {
   const { claim, key, token, name, mode, ttl_ms, lock_delay_ms, owner } = detached;
   const texts = [claim, key, name, mode, owner].every((text) => typeof text === "string");
@@ -61,7 +61,7 @@ function checkDetached(detached: Detached): void {
   }
 }
 
-/** Connects to the replicas of a lock service. Nothing is sent before it is needed. */
+/** Makes a client of a lock service. It connects when it is first used. */
 export function connect(urls: string | string[], options: ClientOptions = {}): Client {
   return new Client(urls, options);
 }
@@ -85,13 +85,13 @@ export class Client {
     return this.until(options.signal, (signal) => this.take(wanted, now() + (timeoutMs || TRY_MS), signal));
   }
 
-  /** Takes the lock if it is free, else throws LockHeld. */
+  /** Takes the lock if it is free; otherwise throws LockHeld. */
   async tryLock(name: string, options: Omit<LockOptions, "timeoutMs"> = {}): Promise<Lock> {
     return this.lock(name, { ...options, timeoutMs: 0 });
   }
 
   /**
-   * Runs `body` while the lock is held. If the lock is lost, `lock.signal` aborts, and the result is LockLost whatever `body`
+   * Runs `body` while the lock is held. If the lock is lost, `lock.signal` aborts, and LockLost is thrown, even if `body`
    * returns.
    */
   async withLock<T>(name: string, options: LockOptions, body: (lock: Lock) => Promise<T> | T): Promise<T> {
@@ -106,8 +106,8 @@ export class Client {
   }
 
   /**
-   * Goes on with a lock that another process detached, or that `fencelock take` took. It is renewed first, and only that answer is
-   * believed: LockLost if the lock is held no more, Unavailable if nothing answers in time (5 s).
+   * Continues with a lock that another process detached, or that `fencelock take` took. It renews the lock first. Throws LockLost if
+   * the lock is no longer held, Unavailable if no replica answers in time (5 s by default).
    */
   async attach(detached: Detached, options: { timeoutMs?: number; signal?: AbortSignal } = {}): Promise<Lock> {
     checkDetached(detached);
@@ -115,7 +115,7 @@ export class Client {
     return this.until(options.signal, (signal) => this.goOn(detached, deadline, signal));
   }
 
-  /** Ends all waiting, releases what is held, and waits until releases are confirmed. */
+  /** Cancels waiting requests, releases all locks, and waits until the releases are confirmed. */
   async close(): Promise<void> {
     this.closed.abort(new FencelockError("the client was closed"));
     await Promise.all([...this.held].map((lock) => lock[Symbol.asyncDispose]()));
@@ -140,7 +140,7 @@ export class Client {
     };
   }
 
-  /** Until the caller cancels, or the client is closed. */
+  /** Runs `work` until it ends, the caller cancels, or the client is closed. */
   private async until(cancel: AbortSignal | undefined, work: (signal: AbortSignal) => Promise<Lock>): Promise<Lock> {
     const stop = new AbortController();
     const sources = cancel ? [cancel, this.closed.signal] : [this.closed.signal];
@@ -191,7 +191,7 @@ export class Client {
     const { terms, queue, detachable } = wanted;
     const identity = (): { identity?: Identity } => (detachable ? { identity: drawIdentity() } : {});
     let claim = await this.service.claim(terms, deadline, signal, identity());
-    /** A new id, since the replica of this one is gone, or does not know it. */
+    /** Claims with a new id, because the replica of the old one is gone, or does not know it. */
     const anew = async (named?: Answer["body"]): Promise<void> => {
       if (claim.unsure || claim.placed) this.leave(claim);
       claim = await this.service.claim(terms, deadline, signal, { named: claim.named(named), ...identity() });
@@ -215,9 +215,9 @@ export class Client {
           signal.throwIfAborted();
           failures += 1;
           this.service.checkEnd(deadline, failures);
-          // A poll that the end of the patience cut short says nothing about the service.
+          // If the caller's time cut a poll short, that says nothing about the service.
           if (now() < deadline) heard = new Unavailable(`lock ${terms.name}: ${error.message}`);
-          // A claim that is bound to a replica ends with it: begin anew elsewhere.
+          // A claim that belongs to a replica ends with it: claim anew at another one.
           if (claim.isBound && failures > 1) await anew();
           await sleep(Math.min(pauses.next(), deadline - now()), signal);
           continue;
@@ -237,7 +237,7 @@ export class Client {
           heard = stalled
             ? new Unavailable(`lock ${terms.name}: the store grants nothing at this time: ${stalled}`)
             : new LockTimeout(`lock ${terms.name} did not come in time`);
-          // A replica that is about to end answers at once; do not ask it in a busy loop.
+          // A replica that is about to end answers at once. The pause avoids a busy loop.
           await sleep(sent + LEAST_POLL_MS - now(), signal);
         } else if (answer.problem === "held") {
           claim.placed = false;

@@ -1,21 +1,21 @@
-// What can go wrong, by what a program does about it.
+// The errors, by what a program does about them.
 
 /** All errors of this client. */
 export class FencelockError extends Error {
   override name = "FencelockError";
 }
 
-/** Others hold the lock, and the request was not to wait. */
+/** Others hold the lock, and the request did not want to wait. */
 export class LockHeld extends FencelockError {
   override name = "LockHeld";
 }
 
-/** The lock did not come in the time that the caller had. */
+/** The lock was not granted within the caller's timeout. */
 export class LockTimeout extends FencelockError {
   override name = "LockTimeout";
 }
 
-/** No replica answered, or the store behind them did not, in the time that the caller had. */
+/** No replica answered, or the store behind them did not, within the caller's timeout. */
 export class Unavailable extends FencelockError {
   override name = "Unavailable";
 }
@@ -25,12 +25,12 @@ export class ConfigError extends FencelockError {
   override name = "ConfigError";
 }
 
-/** The hold may no longer be trusted. Stop; what was not finished under this token is refused by the resource. */
+/** The lock is lost. Stop: the resource refuses further work with this token. */
 export class LockLost extends FencelockError {
   override name = "LockLost";
 }
 
-/** The service refuses the request: a bad name, no right, something that the store does not offer. */
+/** The service refuses the request: a bad name, no right, or something that the store does not support. */
 export class Refused extends FencelockError {
   override name = "Refused";
   constructor(

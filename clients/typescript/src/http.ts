@@ -3,14 +3,14 @@
 import * as http from "node:http";
 import * as https from "node:https";
 
-/** The longest time of a timer. */
+/** The longest delay of a timer, in milliseconds. */
 const LONGEST_TIMER = 2 ** 31 - 1;
 const CONNECT_MS = 1000;
 const LARGEST_ANSWER = 1 << 20;
 
 /**
- * The monotonic clock of this process, in milliseconds. Node has none that goes on while the machine is suspended: after a
- * suspend a hold may look valid that is not, and only the token guards the resource.
+ * The monotonic clock of this process, in milliseconds. Node has no clock that counts while the machine is
+ * suspended. So after a suspend an expired hold may look valid, and only the token protects the resource.
  */
 export const now = (): number => performance.now();
 
@@ -64,7 +64,7 @@ export interface Answer {
   replica: string;
 }
 
-/** No answer came. The request may take effect all the same. */
+/** No answer came. The request may take effect nevertheless. */
 export class NoAnswer extends Error {}
 
 /** Checks the URL of a replica. */
@@ -87,7 +87,7 @@ export class Transport {
   private readonly agents: { "http:": http.Agent; "https:": https.Agent };
 
   constructor(private readonly options: TransportOptions) {
-    // The service closes an idle connection after a minute; this side does it before.
+    // The service closes an idle connection after a minute. This side closes it earlier.
     const kept = { keepAlive: true, timeout: 30_000 };
     const { ca, cert, key } = options;
     this.agents = { "http:": new http.Agent(kept), "https:": new https.Agent({ ...kept, ca, cert, key }) };
@@ -98,7 +98,7 @@ export class Transport {
     this.agents["https:"].destroy();
   }
 
-  /** Rejects with NoAnswer if there is none within `timeoutMs`, or once the signal aborts; the connection is closed then. */
+  /** Rejects with NoAnswer if there is none within `timeoutMs`, or when the signal aborts. Then the connection is closed. */
   send(
     base: URL,
     [method, path]: [string, string],

@@ -5,15 +5,15 @@ import { FencelockError, LockLost, Unavailable } from "./errors";
 import { NoAnswer, at, now, sleep } from "./http";
 import { Pauses, refusal, type Claim, type Mode, type Outcome, type Terms } from "./service";
 
-/** The end of what may be believed of a lease that counts from `sent`: less 1 % for drifting clocks, and 2 ms. */
+/** Until when a lease that counts from `sent` may be believed: 1 % and 2 ms less than the lease, because clocks drift. */
 export const validUntil = (sent: number, lease: number): number => sent + lease - (lease / 100 + 2);
 
-/** How long `release` waits for its confirmation before it leaves the rest to the background. */
+/** How long `release` waits for a confirmation before it continues in the background. */
 const FOREGROUND_MS = 5000;
 
 export const TOO_LATE = "its lease ended before a renewal was confirmed";
 
-/** What a grant says. */
+/** The contents of a grant. */
 export interface Grant {
   token: number;
   sequencer: string;
@@ -21,7 +21,7 @@ export interface Grant {
   release_requested: boolean;
 }
 
-/** A lock on its way to another process, as data for JSON. Whoever has it may renew and release the lock: it has a secret. */
+/** A lock for another process, as data for JSON. It has a secret: anybody who has it may renew and release the lock. */
 export interface Detached extends Terms {
   ttl_ms: number;
   claim: string;
@@ -39,7 +39,7 @@ export class Lock {
   /** The grant as a text, for `fencelock check`. */
   readonly sequencer: string;
   readonly mode: Mode;
-  /** Somebody asked for the lock. It is yours until you release it. */
+  /** Whether another client has asked for the lock. It is yours until you release it. */
   releaseRequested: boolean;
   private state: "held" | "lost" | "released" | "detached" = "held";
   private readonly loss = new AbortController();
@@ -65,13 +65,13 @@ export class Lock {
     void this.keep(this.keeping.signal);
   }
 
-  /** Aborts when the lock is lost, with a LockLost as its reason: before anybody else can be granted it. */
+  /** Aborts when the lock is lost, with a LockLost as its reason, before another client can get the lock. */
   get signal(): AbortSignal {
     return this.loss.signal;
   }
 
   /**
-   * Whether the lock is held, by the clock at this moment. It is right even where the event loop was blocked for so long that
+   * Whether the lock is held, by the clock at this moment. It is right even if the event loop was blocked for so long that
    * `signal` could not tell. Ask before each step that must not be done twice.
    */
   isValid(): boolean {
@@ -153,7 +153,7 @@ export class Lock {
     return { ...this.claim.terms, ttl_ms: this.claim.ttlMs, claim, token: this.token, key, sequencer: this.sequencer };
   }
 
-  /** For `await using`: releases. What cannot be confirmed goes on in the background; after a loss nothing is waited for. */
+  /** For `await using`: releases the lock. What cannot be confirmed continues in the background. After a loss it does not wait. */
   async [Symbol.asyncDispose](): Promise<void> {
     if (this.state === "held" && !this.isValid()) this.lose(TOO_LATE);
     if (this.state === "lost" || this.state === "detached") return;
@@ -162,7 +162,7 @@ export class Lock {
     });
   }
 
-  /** Neither renewed nor believed from now on. */
+  /** Ends renewals, and belief in the lock. */
   private end(): void {
     this.over.abort();
     this.keeping.abort();
@@ -178,7 +178,7 @@ export class Lock {
     this.claim.leave("abandon", false).catch(() => undefined);
   }
 
-  /** A timer of its own declares the loss, whatever renewals are doing. */
+  /** Sets the timer that declares the loss. It does not depend on renewals. */
   private arm(): void {
     this.cancelTimer();
     this.cancelTimer = at(this.until, () => this.lose(TOO_LATE));
@@ -204,7 +204,7 @@ export class Lock {
           this.arm();
         }
       } catch {
-        // No answer: another replica is asked next.
+        // No answer: the next attempt uses another replica.
       }
       const left = this.until - now();
       due = confirmed ? this.sent + (this.until - this.sent) / 3 : now() + Math.max(Math.min(left / 4, ttl / 10), 10);

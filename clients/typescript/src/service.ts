@@ -1,50 +1,50 @@
-// The replicas, what the store behind them promises, and one claim as the service knows it.
+// The replicas, the store behind them, and a claim at the service.
 
 import { createHash, randomBytes } from "node:crypto";
 import { ConfigError, FencelockError, Refused, Unavailable } from "./errors";
 import { Answer, NoAnswer, Transport, now, replicaUrl, sleep, type TransportOptions } from "./http";
 
 const RESPONSE_MS = 2000;
-/** The service's lease for requests that name none, unless its longest is shorter. */
+/** The service's default lease, unless its longest one is shorter. */
 const DEFAULT_TTL_MS = 30_000;
-/** All replicas have so long to say their store, however short the caller's time is. */
+/** The least time that replicas have to describe their store, even if the caller's timeout is shorter. */
 const LEAST_OPEN_MS = 500;
-/** How often a URL is asked for its store before an answer from there counts as none: behind a balancer, others may say theirs. */
+/** How often a URL is asked for the store of one replica. Behind a load balancer other replicas may answer. */
 const TRIES = 4;
-/** How many replicas are remembered. More come by only if they restart. */
+/** How many replicas are remembered. There are only more if replicas restart. */
 const MOST_KNOWN = 256;
-/** What makes a store another one, and what replicas of one store must say alike beside that. */
+/** The members that identify a store, and others in which the replicas of one store must agree. */
 const SAME = ["engine", "store"] as const;
 const ALIKE = ["binding", "claim_window_ms", "min_ttl_ms", "max_ttl_ms", "shared", "permits", "lock_delay"] as const;
 
 /** Which replicas may be asked, and as whom. */
 export interface ServiceOptions extends TransportOptions {
   /**
-   * `url` (the default): replicas must have been started with the same URL of their store. `vouched`: they reach it by different
-   * URLs, and you vouch that it is one.
+   * `url` (the default): all replicas must have been started with the same store URL. `vouched`: you confirm that their different
+   * URLs are those of one store.
    */
   sameStore?: "url" | "vouched";
 }
 
-/** How a release went. */
+/** The result of a release. */
 export type Outcome = "released" | "left-queue" | "already-expired" | "not-owner";
 
 /** How a lock is held. */
 export type Mode = "exclusive" | "shared" | "permit";
 
-/** What is wanted of a lock. The wire's words for it. */
+/** What a client asks for, with the member names of the HTTP API. */
 export interface Terms {
   name: string;
   mode: Mode;
   permit_count?: number;
-  /** The service's default if it is not there. */
+  /** The service's default if it is missing. */
   ttl_ms?: number;
   lock_delay_ms: number;
   owner: string;
   label?: string;
 }
 
-/** A claim's id, and the key that speaks for it. The key is a secret. */
+/** A claim's id, and the secret key that its requests need. */
 export interface Identity {
   id: string;
   key: string;
@@ -52,7 +52,7 @@ export interface Identity {
 
 const drawKey = (): string => randomBytes(32).toString("base64url");
 
-/** What the ids of a key's claims begin with. */
+/** The first digits of the ids of a key's claims. */
 export const idsBegin = (key: string): string => createHash("sha256").update(key).digest("hex").slice(0, 20);
 
 const numbered = (key: string, count: number): Identity => ({
@@ -60,7 +60,7 @@ const numbered = (key: string, count: number): Identity => ({
   key,
 });
 
-/** A claim with a key of its own, which can be given away. */
+/** A claim with a key of its own, so that it can be given to another process. */
 export const drawIdentity = (): Identity => numbered(drawKey(), 1);
 
 /** The part of `GET /v1/store` that the client needs. */
@@ -80,13 +80,13 @@ interface Known {
   url: URL;
 }
 
-/** Where to send a request: a URL, and on a store that is bound to replicas the id of the one that is meant. */
+/** Where to send a request: a URL, and on a store whose claims belong to replicas the id of the replica. */
 interface Replica {
   url: URL;
   id?: string;
 }
 
-/** Why an answer is none that counts: the request may have taken effect, and another replica may know better. */
+/** Whether the answer is not final: the request may have taken effect, or another replica may serve it. */
 export function isTransient(answer: Answer): boolean {
   const understood = answer.status < 300 && typeof answer.body === "object" && answer.body !== null;
   return ["unavailable", "draining"].includes(answer.problem) || (!understood && !answer.problem);
@@ -94,7 +94,7 @@ export function isTransient(answer: Answer): boolean {
 
 export const refusal = (answer: Answer): Refused => new Refused(answer.detail, answer.status, answer.problem);
 
-/** Pauses between tries: none before the first, then more and more, up to a second. */
+/** Pauses between attempts: none before the first, then longer and longer, up to a second. */
 export class Pauses {
   private tries = 0;
   reset(): void {
@@ -110,23 +110,23 @@ export class Pauses {
 /** How often in a row each replica must have said that it serves another store, before a call without a timeout ends. */
 const MOST_ELSEWHERE = 8;
 
-/** The service: a list of replicas, any of which will do, since all serve one store. */
+/** The service: a list of replicas of one store. */
 export class Service {
   readonly transport: Transport;
-  /** What still runs when nobody waits for it: releases. */
+  /** Releases that continue in the background. */
   readonly background = new Set<Promise<unknown>>();
   private readonly urls: URL[];
   private current: number;
   private readonly key = drawKey();
   private count = 0;
   private readonly same: readonly (keyof Store)[];
-  /** What a replica said first. All others are compared with that. */
+  /** The store that a replica described first. Other replicas are compared with it. */
   private first: Known | undefined;
-  /** The URLs that need not be asked again before they are used. */
+  /** The URLs that need no check before they are used. */
   private readonly usable = new Set<string>();
-  /** The ids of replicas that were asked, in order of their coming, and why one is not believed; "" if it serves this store. */
+  /** The ids of the replicas that were checked, oldest first, and why one is refused; "" if it serves this store. */
   private readonly asked = new Map<string, string>();
-  /** The URLs that last said another store, how often in a row, and why they are not used. */
+  /** The URLs whose last answer was about another store, how often in a row, and why they are not used. */
   private readonly elsewhere = new Map<string, { times: number; why: string }>();
 
   constructor(urls: string[], readonly options: ServiceOptions) {
@@ -135,7 +135,7 @@ export class Service {
     if (sameStore !== "url" && sameStore !== "vouched") throw new TypeError(`sameStore is url or vouched, not ${sameStore}`);
     this.same = sameStore === "url" ? SAME : SAME.slice(0, 1);
     this.urls = urls.map((url) => replicaUrl(url, options));
-    // So that the clients of a program that runs many times do not all begin with the same replica.
+    // Chosen at random, so that not all processes begin with the same replica.
     this.current = Math.floor(Math.random() * urls.length);
     this.transport = new Transport(options);
   }
@@ -145,7 +145,7 @@ export class Service {
     return this.urls[this.current]!;
   }
 
-  /** From now on another replica than this one, unless somebody else has moved on already. */
+  /** Changes to another replica than this one, unless that was done already. */
   other(than: URL): URL {
     if (this.any() === than) this.current = (this.current + 1) % this.urls.length;
     return this.any();
@@ -161,7 +161,7 @@ export class Service {
     this.background.add(settled);
   }
 
-  /** A new claim, at any replica; where the store is bound to replicas, at one that answers now. */
+  /** A new claim, at any replica. If claims belong to replicas: at one that answers now. */
   async claim(
     terms: Terms,
     deadline: number,
@@ -183,7 +183,7 @@ export class Service {
       let why: string;
       try {
         if (this.first) return { url, store: await this.ask(url, RESPONSE_MS, signal) };
-        // A replica that hangs leaves time for the lock.
+        // The limit leaves time for the lock if a replica hangs.
         return await this.open(Math.min(RESPONSE_MS, Math.max((deadline - now()) / 2, LEAST_OPEN_MS)), signal);
       } catch (error) {
         if (!(error instanceof NoAnswer)) throw error;
@@ -221,7 +221,7 @@ export class Service {
     return said.find(({ url }) => url === this.any()) ?? said[0];
   }
 
-  /** What the replica at `url` says of its store. */
+  /** The store as the replica at `url` describes it. */
   private async said(url: URL, timeoutMs: number, signal?: AbortSignal): Promise<Store> {
     const answer = await this.send({ url }, ["GET", "/v1/store"], undefined, undefined, timeoutMs, signal);
     if (answer.status === 200 && answer.body?.poll_ms > 0) return answer.body;
@@ -252,7 +252,7 @@ export class Service {
     for (const id of this.asked.keys()) if (this.asked.size > MOST_KNOWN) this.asked.delete(id);
   }
 
-  /** Asks the replica at `url` for its store. NoAnswer if it does not say, or serves another one. */
+  /** Asks the replica at `url` for its store. NoAnswer if there is no answer, or it serves another store. */
   private async ask(url: URL, timeoutMs: number, signal?: AbortSignal): Promise<Store> {
     const times = this.elsewhere.get(url.href)?.times ?? 0;
     this.elsewhere.delete(url.href);
@@ -265,8 +265,8 @@ export class Service {
   }
 
   /**
-   * ConfigError if a call has no end, and all replicas say again and again that they serve another store. What they said to earlier
-   * calls counts only once this one has failed at each of them: one may have been mended since.
+   * ConfigError if a call has no timeout, and all replicas say again and again that they serve another store. Answers to earlier calls
+   * only count after this call has failed at every replica: one may have been corrected since.
    */
   checkEnd(deadline: number, failures: number): void {
     if (deadline < Infinity || failures < this.urls.length) return;
@@ -274,25 +274,25 @@ export class Service {
     if (said.every((one) => one && one.times >= MOST_ELSEWHERE)) throw new ConfigError(said[0]!.why);
   }
 
-  /** A URL whose replica did not say yet that it serves this store is asked before it is used. */
+  /** Checks a URL, before it is used, that has not yet described this store. */
   async checkUrl(url: URL, timeoutMs: number, signal?: AbortSignal): Promise<void> {
     if (!this.usable.has(url.href)) await this.ask(url, timeoutMs, signal);
   }
 
   /**
-   * NoAnswer if an answer does not count, since its replica serves another store. One that was not asked yet is asked now, over the
-   * same URL: it may have been started with another store.
+   * NoAnswer if an answer does not count, because its replica serves another store. A replica that was not checked yet is checked
+   * now, over the same URL.
    */
   async check({ replica, status }: Answer, url: URL, until: number, signal?: AbortSignal): Promise<void> {
     if (!replica) {
-      // No replica answers so, but a balancer may, for one that is down.
+      // From a load balancer: a replica always gives its id.
       if (status >= 300) return;
       throw new NoAnswer(`${url.host}: the answer does not say which replica it is from`);
     }
     let why = `${url.host}: replica ${replica} does not say which store it serves`;
     for (let tries = 0; tries < TRIES && !this.asked.has(replica); tries += 1) {
       try {
-        // Behind a balancer, another one may say its own, which tells nothing of this one.
+        // Behind a load balancer another replica may answer, which proves nothing about this one.
         await this.ask(url, until - now(), signal);
       } catch (error) {
         if (!(error instanceof NoAnswer)) throw error;
@@ -319,7 +319,7 @@ export class Service {
 
 /** One claim: an id that is used once, and the requests about it. */
 export class Claim {
-  /** Whether a request had no answer, so that it may take effect late. */
+  /** Whether a request without an answer may take effect later. */
   unsure = false;
   /** Whether the store may have something of it. */
   placed = false;
@@ -337,7 +337,7 @@ export class Claim {
     return this.identity.id;
   }
 
-  /** The lease. What is not asked for is as the service will have it; what is believed counts from its answers alone. */
+  /** The lease, with the service's default if none was asked for. Only answers of the service say how long to believe. */
   get ttlMs(): number {
     const { min_ttl_ms: least = 0, max_ttl_ms: most = Infinity } = this.store;
     return this.terms.ttl_ms ?? Math.max(Math.min(DEFAULT_TTL_MS, most - this.terms.lock_delay_ms), least);
@@ -354,12 +354,12 @@ export class Claim {
     return { store, url: this.bound.url };
   }
 
-  /** Another replica is asked from now on. (That of a bound claim stays.) */
+  /** Changes to another replica. (A claim that belongs to a replica stays there.) */
   private moveOn(from: Replica): void {
     if (!this.bound) this.service.other(from.url);
   }
 
-  /** Sends one request. An answer that does not count is a NoAnswer, too. */
+  /** Sends one request. An answer that is not final is a NoAnswer, too. */
   private async send(request: [string, string], body: object, timeoutMs: number, signal?: AbortSignal): Promise<Answer> {
     const replica = this.bound ?? { url: this.service.any() };
     const until = now() + timeoutMs;
@@ -369,12 +369,12 @@ export class Claim {
       if (isTransient(answer)) throw new NoAnswer(answer.detail);
       await this.service.check(answer, replica.url, until, signal);
       if (answer.closing) this.moveOn(replica);
-      // Between proxies that mix up answers, at least no other claim's grant is believed.
+      // A proxy may mix up answers: never believe in the grant of another claim.
       if (answer.body.claim !== undefined && answer.body.claim !== this.id) throw new NoAnswer("an answer about another claim");
       return answer;
     } catch (error) {
       if (!signal?.aborted) this.moveOn(replica);
-      // It does not say which store it serves.
+      // The replica refused to describe its store.
       throw error instanceof Refused ? new NoAnswer(error.message) : error;
     }
   }
@@ -399,8 +399,8 @@ export class Claim {
   }
 
   /**
-   * Ends the claim in the background: until the service has confirmed it, or for ttl and lock-delay, at one replica after the
-   * other. Nothing may be believed any more when this is called.
+   * Ends the claim in the background, at one replica after the other, until the service has confirmed it, or for ttl and lock-delay.
+   * The caller must no longer believe in the claim.
    */
   leave(how: "release" | "abandon", valid: boolean): Promise<Outcome> {
     if (!this.left) {
@@ -424,9 +424,9 @@ export class Claim {
       let error: FencelockError;
       try {
         const answer = await this.release(how);
-        // An earlier try may have been the one that released, though its answer was lost.
+        // An earlier attempt may have released the lock, and its answer was lost.
         if (answer.status === 200) return valid && tries > 1 ? "released" : answer.body.released;
-        // The replica to which the claim was bound is gone, and the claim with it.
+        // The replica to which the claim belonged is gone, and so is the claim.
         if (answer.status === 410 || answer.status === 421) return "not-owner";
         error = refusal(answer);
       } catch (cause) {
@@ -438,7 +438,7 @@ export class Claim {
     }
   }
 
-  /** What had no answer may have taken effect after the release. */
+  /** Releases again, because a request without an answer may take effect after the release. */
   private async onceMore(how: string, left: Promise<Outcome>): Promise<void> {
     await left.catch(() => undefined);
     if (!this.unsure) return;

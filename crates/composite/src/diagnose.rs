@@ -1,4 +1,4 @@
-//! What is wrong with a set as it is now: with each of its stores, and with how the names lie on them.
+//! What is wrong with a set now: with each of its stores, and with the distribution of names over them.
 
 use fencelock_core::engine::Cursor;
 use fencelock_core::{Engine, Finding, Purpose, Result};
@@ -11,7 +11,7 @@ use crate::open::of_shard;
 /// How many held locks are counted at most on one shard.
 const MOST_COUNTED: usize = 10_000;
 
-/// With fewer held locks in all, it is chance where they lie.
+/// With fewer held locks in total, an uneven distribution is chance.
 const LEAST_COUNTED: usize = 200;
 
 pub(crate) async fn diagnose(set: &Routed) -> Result<Vec<Finding>> {
@@ -26,7 +26,7 @@ pub(crate) async fn diagnose(set: &Routed) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// What one store says, and how many locks are held there if it answers.
+/// The findings of one store, and how many locks are held there, if it answers.
 async fn look_at(member: &Member) -> (Vec<Finding>, Option<usize>) {
     let asked = async {
         let engine = member.engine().await?;
@@ -56,7 +56,7 @@ async fn count(engine: &dyn Engine) -> Result<usize> {
     }
 }
 
-/// A shard that has more than twice its part of what is held.
+/// A finding for a shard that has more than twice its share of the held locks.
 fn uneven(set: &Routed, held: &[(&Member, Option<usize>)]) -> Option<Finding> {
     let all: usize = held.iter().filter_map(|(_, count)| *count).sum();
     let weights: usize = set

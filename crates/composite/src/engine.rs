@@ -1,4 +1,4 @@
-//! The engine around the stores of a set: each call goes to the store of its name.
+//! The engine around the stores of a set: each call goes to the store of the lock's name.
 
 use std::fmt;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ use crate::member::{Common, Member, close_all};
 pub struct Routed {
     common: Arc<Common>,
     map: Map,
-    /// In the order of their ids.
+    /// Sorted by id.
     members: Vec<Member>,
     promises: Promises,
     clock: Clock,
@@ -93,7 +93,7 @@ impl Routed {
         let place = self
             .members
             .binary_search_by(|member| member.id.as_str().cmp(id));
-        // The map and the members are of the same ids.
+        // This cannot fail: the map and the members have the same ids.
         place.unwrap_or(0)
     }
 
@@ -125,8 +125,8 @@ impl Engine for Routed {
         waited.map_err(|error| member.named(error))
     }
 
-    /// Splits by store. All are asked at once, so the slowest says how long it takes; the core keeps them apart by
-    /// [`lane`](Engine::lane).
+    /// Splits the batch by store and calls all stores at once. The slowest store determines how long it takes; the core avoids
+    /// that by separate batches for each [`lane`](Engine::lane).
     async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
         let mut split: Vec<Vec<usize>> = self.members.iter().map(|_| Vec::new()).collect();
         for (at, held) in held.iter().enumerate() {
@@ -160,7 +160,7 @@ impl Engine for Routed {
         withdrawn.map_err(|error| member.named(error))
     }
 
-    /// The record of the first of its stores that answers, which says of which map all of them are. It is not changed here.
+    /// The record of the first store that answers. It says to which map all of them belong. The record is not changed here.
     async fn record(&self, scope: &str, change: Option<&RecordChange>) -> Result<Record> {
         if change.is_some() {
             let why = "each of its stores has one, which `fencelock shards` writes";

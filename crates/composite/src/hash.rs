@@ -1,4 +1,4 @@
-//! The hash of rendezvous hashing: whole numbers only, so that every platform and every language agrees.
+//! The hash of rendezvous hashing: with integers only, so that every platform and every language computes the same.
 
 const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
 const FNV_PRIME: u64 = 0x0000_0100_0000_01b3;

@@ -1,4 +1,4 @@
-//! What people and resources ask of a set.
+//! `Inspect` of a set.
 
 use async_trait::async_trait;
 use fencelock_core::engine::{Cursor, Grant, HolderView, Page};
@@ -22,7 +22,8 @@ impl Inspect for Routed {
         view.map_err(|error| member.named(error))
     }
 
-    /// Store after store; the cursor is `SHARD:` and that of the store. A store that is away is an error that names it.
+    /// Lists store after store. The cursor is `SHARD:` and the cursor of that store. A store that is away is an error that
+    /// names it.
     async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
         let (place, at) = match &at {
             None => (0, None),

@@ -1,4 +1,4 @@
-//! What a record says, as far as a client needs it: where a name lies, and for how long that may be believed.
+//! What a client uses of a record: where a name lies, and for how long it may rely on that.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -25,18 +25,19 @@ pub(crate) struct Known {
 pub(crate) struct Route {
     /// The store that a claim takes first.
     pub(crate) first: usize,
-    /// The store that it takes then.
+    /// The store that it takes second.
     pub(crate) second: Option<usize>,
-    /// The one whose token a new grant has, and that a hold needs. None in the hush: a hold needs both, and nothing is granted.
+    /// The store that counts: a new grant has its token, and a hold needs it. `None` in the hush: nothing is granted, and a
+    /// hold needs both stores.
     pub(crate) counts: Option<usize>,
-    /// Whether the name is on its way to another store, so that knowledge carries a new grant only shortly.
+    /// Whether the name is moving to another store. Then knowledge carries a new grant only for the short time `tight`.
     pub(crate) moves: bool,
-    /// What tokens of the store that counts (in the hush, of the first one) must be above.
+    /// Tokens of the store that counts must be above this. In the hush that is the first store.
     pub(crate) floor: Token,
 }
 
 impl Route {
-    /// Its stores, in the order in which they are taken.
+    /// The stores, in the order in which claims take them.
     pub(crate) fn stores(self) -> impl DoubleEndedIterator<Item = usize> {
         [Some(self.first), self.second].into_iter().flatten()
     }
@@ -55,7 +56,7 @@ impl Route {
 }
 
 impl Known {
-    /// What a record says that was read and is of a set that moves; none for another.
+    /// What a client uses of this record; `None` if it is not the record of a set that moves.
     pub(crate) fn of(stored: &Stored) -> Option<Self> {
         let maps = stored.maps()?;
         let moving = stored.moving.as_ref()?;
@@ -79,7 +80,7 @@ impl Known {
         }
     }
 
-    /// The id of the store that says who holds a name. In the hush it is the old one.
+    /// The id of the store that counts for a name: its holders are the lock's. In the hush it is the old store.
     pub(crate) fn counts(&self, name: &LockName) -> &str {
         let [old, new] = self.maps.owners(name.as_str());
         match self.phase >= Phase::BothNew {
@@ -88,7 +89,7 @@ impl Known {
         }
     }
 
-    /// Whether this store says who holds some of the names.
+    /// Whether this store counts for some names.
     pub(crate) fn is_counted(&self, shard: &str) -> bool {
         let map = match self.phase >= Phase::BothNew {
             true => &self.maps.new,
@@ -108,7 +109,7 @@ impl Known {
         }
     }
 
-    /// The route of a name. `place` knows the members by their ids.
+    /// The route of a name. `place` gives a member's place by its id.
     pub(crate) fn route<E>(
         &self,
         name: &LockName,
@@ -123,7 +124,7 @@ impl Known {
             floor,
         };
         if old == new {
-            // Its tokens go on as they were, and so does its queue.
+            // Its tokens and its queue stay as they were.
             return Ok(one(place(old)?, Token(0)));
         }
         let (first, second) = match self.phase {
@@ -145,7 +146,7 @@ impl Known {
         })
     }
 
-    /// What a new token of this store must be above, for a name that moves.
+    /// New tokens of this store must be above this, for a name that moves.
     fn floor(&self, shard: &str) -> Token {
         #[cfg(fencelock_planted)]
         if fencelock_core::planted::is("floor-ignored") {
@@ -154,12 +155,12 @@ impl Known {
         Token(self.floors.get(shard).copied().unwrap_or(0))
     }
 
-    /// For how long knowledge of it carries a hold, counted from before it was read.
+    /// For how long knowledge carries a hold, counted from before the record was read.
     pub(crate) fn carries_hold(&self) -> Duration {
         less_drift(self.times.pace)
     }
 
-    /// The same for a new grant by this route.
+    /// For how long knowledge carries a new grant by this route, counted in the same way.
     pub(crate) fn carries_grant(&self, route: Route) -> Duration {
         less_drift(match route.moves {
             true => self.times.tight,
@@ -167,7 +168,7 @@ impl Known {
         })
     }
 
-    /// How often it is to be read.
+    /// How often the record must be read.
     pub(crate) fn read_every(&self) -> Duration {
         match self.phase.is_an_end() {
             true => self.times.pace / 3,
@@ -176,8 +177,8 @@ impl Known {
     }
 }
 
-/// A time on this machine's clock that is surely over when `time` is over on another's: clocks run up to 1 % apart, and 2 ms of
-/// rounding.
+/// A duration on this machine's clock that is over before `time` is over on any other machine: clocks differ by up to 1 %, and
+/// rounding by up to 2 ms.
 pub(crate) fn less_drift(time: Duration) -> Duration {
     time.saturating_sub(time / 100 + Duration::from_millis(2))
 }

@@ -1,7 +1,7 @@
 //! Stores made of stores: [`Routed`] spreads the names of locks over several stores, the *shards* of a *set*.
 //!
 //! Each name has one store, which rendezvous hashing chooses ([`Map`]). The lock's tokens, queue and leases are that store's.
-//! So a shard that is away affects its own names only. No other shard stands in for it: then one name would lie on two stores.
+//! So a shard that is away affects only its own names. No other shard replaces it: then one name would lie on two stores.
 //!
 //! Each store of a set keeps a record that says which shard of which set it is. It is written once, before the first lock
 //! is taken, by [`Shards::init`]; [`Shards::open`] refuses a store whose record says something else.

@@ -16,15 +16,15 @@ const MAX_ID_BYTES: usize = 32;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum KeyRule {
-    /// The text within the first `{…}`, as in a Redis Cluster; the whole name without one, or if it is empty.
+    /// The text within the first `{…}`, as in a Redis Cluster. The whole name if there are no braces, or nothing is in them.
     #[default]
     Braces,
-    /// The text before the first slash; the whole name without one, or if it is empty.
+    /// The text before the first slash. The whole name if there is no slash, or nothing is before it.
     Slash,
 }
 
 impl KeyRule {
-    /// As a URL, a file and the record have it: `{}` or `/`.
+    /// The rule as it is written in a URL, a file and the record: `{}` or `/`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -40,7 +40,7 @@ impl KeyRule {
         rules.into_iter().find(|rule| rule.as_str() == text)
     }
 
-    /// The part of a name that decides.
+    /// The part of a name that decides where it lies.
     ///
     /// ```
     /// use fencelock_composite::KeyRule;
@@ -61,7 +61,7 @@ impl KeyRule {
     }
 }
 
-/// The shards of a set with their weights, and the rule that says which part of a name decides.
+/// The shards of a set with their weights, and the rule for the part of a name that decides.
 ///
 /// ```
 /// use fencelock_composite::{KeyRule, Map};
@@ -82,8 +82,8 @@ impl Map {
     /// A map of shards, by their ids, with weights.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if there is none, one is there twice, an id is not of 1 to 32 ASCII letters, digits and `_`, or a
-    /// weight is not of 1 to 100.
+    /// [`Error::Invalid`] if there are no shards, an id is given twice, an id is not 1 to 32 ASCII letters, digits and `_`, or
+    /// a weight is not from 1 to 100.
     pub fn new<'a>(shards: impl IntoIterator<Item = (&'a str, u8)>, key: KeyRule) -> Result<Self> {
         let mut weights = BTreeMap::new();
         for (id, weight) in shards {
@@ -109,7 +109,7 @@ impl Map {
         Ok(Self { weights, key })
     }
 
-    /// The shard on which a name lies: the one with the greatest [`hash`] of the name's key, and of equal ones the first id.
+    /// The shard on which a name lies: the one with the greatest [`hash`] of the name's key, and among equal ones the first id.
     #[must_use]
     pub fn shard_of(&self, name: &str) -> &str {
         let key = self.key.key(name);
@@ -132,7 +132,7 @@ impl Map {
             .map(|(id, weight)| (id.as_str(), *weight))
     }
 
-    /// The weight of a shard; none if it is no shard of the map.
+    /// The weight of a shard; `None` if it is no shard of the map.
     pub(crate) fn weight(&self, id: &str) -> Option<u8> {
         self.weights.get(id).copied()
     }

@@ -9,7 +9,7 @@ use crate::map::Map;
 pub(crate) struct Maps {
     pub(crate) old: Map,
     pub(crate) new: Map,
-    /// The names of the sets of shards before and after the change; none for two stores by themselves.
+    /// The names of the sets of shards before and after the change. `None` for a move between two single stores.
     pub(crate) sets: Option<[String; 2]>,
 }
 
@@ -45,7 +45,7 @@ impl Maps {
         only(&self.new, &self.old)
     }
 
-    /// The shards of the old map (before), or of the new one, to which names belong that move.
+    /// The shards to which the names that move belong, before the change or, with `new`, after it.
     pub(crate) fn owners_of_moved(&self, new: bool) -> Vec<&str> {
         let (of, other) = match new {
             true => (&self.new, &self.old),
@@ -59,7 +59,7 @@ impl Maps {
     }
 }
 
-/// The shards of one map that another one has not.
+/// The shards of one map that another map does not have.
 fn only<'a>(of: &'a Map, other: &Map) -> Vec<&'a str> {
     let ids = of.shards().map(|(id, _)| id);
     ids.filter(|id| other.weight(id).is_none()).collect()
@@ -80,7 +80,7 @@ mod tests {
         }
     }
 
-    /// Of many names.
+    /// What `owners_of_moved` should return, found by trying many names.
     fn owners_seen(maps: &Maps, new: bool) -> Vec<&str> {
         let names: Vec<_> = (0..2000).map(|n| format!("name/{n}")).collect();
         let owners = names.iter().map(|name| maps.owners(name));

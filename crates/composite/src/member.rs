@@ -17,9 +17,9 @@ use crate::stored::Stored;
 /// What a store's record must say.
 #[derive(Debug)]
 pub(crate) enum Rule {
-    /// This map, which stays as it is.
+    /// Exactly this map, which does not change.
     Fixed(Map),
-    /// Maps of these ids, which may change.
+    /// Maps with these ids, which may change.
     Moving(Vec<String>),
 }
 
@@ -30,9 +30,9 @@ pub(crate) struct Common {
     pub(crate) scheme: &'static str,
     pub(crate) set: String,
     pub(crate) rule: Rule,
-    /// What the set promises, once one of its records was read.
+    /// What the set promises; known once one of its records was read.
     pub(crate) promised: OnceLock<Promised>,
-    /// Takes the events of each store that was opened; none after the set was closed.
+    /// Takes the events of each store that is opened. It takes none after the set was closed.
     pub(crate) joining: Joining,
     /// Whether each store has a breaker.
     pub(crate) breaker: bool,
@@ -44,11 +44,11 @@ pub(crate) struct Member {
     store: Arc<dyn OpenStore>,
     common: Arc<Common>,
     engine: OnceLock<Arc<dyn Engine>>,
-    /// One attempt at a time, and when the last one failed and how.
+    /// The lock for one attempt at a time; it holds when and how the last one failed.
     attempt: Mutex<Option<(BootInstant, Away)>>,
 }
 
-/// An attempt that failed since the store did not answer.
+/// A failed attempt: the store did not answer.
 #[derive(Debug)]
 struct Away {
     action: String,
@@ -66,13 +66,13 @@ impl Member {
         }
     }
 
-    /// The store, if it is open.
+    /// The engine of the store, if it is open.
     pub(crate) fn opened(&self) -> Option<&Arc<dyn Engine>> {
         self.engine.get()
     }
 
-    /// The store, which is opened now if it is not open yet. Those who wait for an attempt that fails share its error, so that
-    /// many claims do not wait one after the other.
+    /// The engine of the store, which is opened now if it is not open yet. Claims that wait for an attempt that fails share its
+    /// error, so that they do not all try one after the other.
     pub(crate) async fn engine(&self) -> Result<&Arc<dyn Engine>> {
         if let Some(engine) = self.engine.get() {
             return Ok(engine);
@@ -112,7 +112,7 @@ impl Member {
             Err(error) => Err(error),
         };
         if let Err(error) = joined {
-            // It may be of another set, and nothing was taken there.
+            // The store may belong to another set. Nothing was taken there.
             let _ = engine.close().await;
             return Err(error);
         }
@@ -128,7 +128,7 @@ impl Member {
         let record = engine.record("", None).await;
         let record = record.map_err(|error| self.named(error))?;
         if record.text.is_empty() && matches!(rule, Rule::Moving(_)) {
-            // It says nothing. Another store may have the record.
+            // A store without a record decides nothing. Another store may have the record.
             return Ok(());
         }
         if record.text.is_empty() {
@@ -155,7 +155,7 @@ impl Member {
         Ok(())
     }
 
-    /// What the text of its record says.
+    /// Parses the text of its record.
     ///
     /// # Errors
     /// [`Error::Config`] if it is not the record of this store of this set.
@@ -171,7 +171,7 @@ impl Member {
         stored.map_err(|why| Error::config(self, why))
     }
 
-    /// An error of the store, as one of this shard.
+    /// Adds the id of this shard to an error of the store.
     pub(crate) fn named(&self, mut error: Error) -> Error {
         if let Error::Config { store, .. }
         | Error::Unsupported { store, .. }
@@ -194,7 +194,7 @@ impl fmt::Display for Member {
     }
 }
 
-/// Closes those of the stores that were opened.
+/// Closes the stores that are open.
 pub(crate) async fn close_all(members: &[Member]) -> Result<()> {
     let opened = members.iter().filter_map(|member| {
         let engine = member.opened()?;

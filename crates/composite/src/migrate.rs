@@ -1,4 +1,4 @@
-//! A migration as a program describes it: two stores or two sets of shards, and the name of the set; and how it is opened.
+//! A migration as a program describes it (two stores or two sets of shards, and the name of the set), and how it is opened.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -26,13 +26,13 @@ pub(crate) const FROM: &str = "from";
 /// The id of the new store.
 pub(crate) const TO: &str = "to";
 
-/// The name of a set that has none.
+/// The default name of a set.
 const SET: &str = "migrate";
 
-/// When a store has answered, the others have so long to do so, too, before the set is used without them.
+/// Once one store has answered, the others have this long to answer, before the set is used without them.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// The description of two stores between which locks move, to open them, or to make a step.
+/// The description of two stores between which locks move, to open them or to make the steps of the move.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -58,24 +58,24 @@ const GRACE: Duration = Duration::from_secs(1);
 #[must_use = "call open or migration"]
 pub struct Migrate {
     set: String,
-    /// Those before and after, where shards are added or removed.
+    /// The sets before and after the change, if shards are added or removed.
     sets: Option<Box<[Shards; 2]>>,
-    /// Those of both maps.
+    /// The stores of both maps.
     stores: Vec<Shard>,
     breaker: bool,
 }
 
 impl Migrate {
-    /// From the old store to the new one. Their ids are `from` and `to`, whatever is said here.
+    /// From the old store to the new one. Their ids become `from` and `to`, even if other ids are given.
     pub fn between(from: impl Into<Shard>, to: impl Into<Shard>) -> Self {
         let stores = [(FROM, from.into()), (TO, to.into())];
         let stores = stores.map(|(id, shard)| Shard::new(id, shard.store));
         Self::of(None, stores.into())
     }
 
-    /// From one set of shards to another one, in which shards were added or removed. A shard that stays has its id, and is on
-    /// the store of `from`; so do the names that stay on it: nothing of the change is seen of them. Whether both sets mean
-    /// the same store by the id is not seen here.
+    /// From one set of shards to another, in which shards were added or removed. A shard that stays keeps its id and uses the
+    /// store of `from`, and the names on it are not affected by the change. It is not checked that both sets mean the same
+    /// store by one id.
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -143,21 +143,21 @@ impl Migrate {
         self
     }
 
-    /// Whether each store has a [`Breaker`](fencelock_core::layers::Breaker). Yes by default.
+    /// Whether each store has a [`Breaker`](fencelock_core::layers::Breaker). By default it has.
     pub fn breaker(mut self, breaker: bool) -> Self {
         self.breaker = breaker;
         self
     }
 
-    /// Whether the name, and a change of shards, make sense.
+    /// Checks the name, and that names can move between the two maps.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if they do not.
+    /// [`Error::Invalid`] if one of them is wrong.
     pub fn check(&self) -> Result<()> {
         self.maps().map(|_| ())
     }
 
-    /// What prepares the migration and makes its steps.
+    /// The object that prepares the migration and makes its steps.
     ///
     /// # Errors
     /// As [`check`](Self::check).
@@ -166,11 +166,11 @@ impl Migrate {
         Ok(Migration::new(self.set, maps, self.stores))
     }
 
-    /// Opens the stores that answer, and goes on reading their records until the engine is closed or dropped.
+    /// Opens the stores that answer, and reads their records again and again until the engine is closed or dropped.
     ///
     /// # Errors
-    /// [`Error::Config`] if no store has a record, or one says something else: the other store (swapped URLs), or another set.
-    /// [`Error::Unavailable`] if no store with a record answers.
+    /// [`Error::Config`] if no store has a record, or a record does not fit: it is that of the other store (the URLs are
+    /// swapped), or of another set. [`Error::Unavailable`] if no store with a record answers.
     pub async fn open(self) -> Result<Moving> {
         self.check()?;
         let (joining, events) = Joining::channel();
@@ -202,7 +202,7 @@ impl Migrate {
     }
 }
 
-/// Reads the record in all stores that answer. One must have it.
+/// Reads the records of all stores that answer. At least one must have the record.
 async fn read_first(state: &State) -> Result<()> {
     let stores = 0..state.members.len();
     let mut reads: FuturesUnordered<_> = stores.map(|store| state.read(store)).collect();
@@ -234,7 +234,7 @@ async fn read_first(state: &State) -> Result<()> {
     }
 }
 
-/// What the record promises, as far as holds that end with knowledge can keep it.
+/// What the record promises, less what the limits of knowledge do not allow.
 fn promises(state: &State) -> Result<Promises> {
     let times = state.known()?.known.times;
     let promised = state.common.promised.get().cloned();

@@ -1,4 +1,4 @@
-//! Opening a set: which of its stores are asked at the start.
+//! Opening a set: which stores are opened at the start.
 
 use std::time::Duration;
 
@@ -9,17 +9,17 @@ use futures_util::stream::FuturesUnordered;
 
 use crate::member::Member;
 
-/// When a store has not answered for so long, the next one is asked beside it.
+/// If a store has not answered within this time, the next one is tried in parallel.
 const STAGGER: Duration = Duration::from_millis(250);
 
-/// Which stores are opened together with the set. The others follow when they are first needed.
+/// Which stores are opened together with the set. The others are opened when they are first needed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Opening {
-    /// One that answers. For a program that takes a lock and ends. What the others cannot promise as they are now is not
-    /// among the limits of the set's promises.
+    /// One store that answers. For a program that takes a lock and ends. The limits of the set's promises then lack those of
+    /// the other stores.
     AsNeeded,
-    /// All that answer. For all who want to know the limits of all, and for programs that live long.
+    /// All stores that answer. For programs that run long, and for those that want to know the limits of all stores.
     #[default]
     All,
 }
@@ -32,7 +32,7 @@ pub(crate) async fn open(members: &[Member], opening: Opening) -> Result<()> {
     }
 }
 
-/// One that answers: each a while after the one before it, or when that is away.
+/// Opens one store that answers. The next one is tried after [`STAGGER`], or once the one before it is away.
 async fn one_of(members: &[Member]) -> Result<()> {
     let mut asked = FuturesUnordered::new();
     let mut rest = members.iter();
@@ -59,7 +59,7 @@ async fn one_of(members: &[Member]) -> Result<()> {
     }
 }
 
-/// All that answer; one must.
+/// Opens all stores that answer. At least one must.
 async fn all_of(members: &[Member]) -> Result<()> {
     let mut first_error = None;
     for opened in join_all(members.iter().map(Member::engine)).await {
@@ -77,7 +77,7 @@ async fn all_of(members: &[Member]) -> Result<()> {
     }
 }
 
-/// The limits of the stores that are open, each with its shard, and that of a set of which a store is away.
+/// The limits of the open stores, each with its shard, and a limit for each shard that is away.
 pub(crate) fn limits(members: &[Member], opening: Opening) -> Vec<Finding> {
     let mut limits = Vec::new();
     for member in members {
@@ -102,7 +102,7 @@ pub(crate) fn limits(members: &[Member], opening: Opening) -> Vec<Finding> {
     limits
 }
 
-/// A finding with its shard before it.
+/// A finding that names its shard.
 pub(crate) fn of_shard(id: &str, finding: &Finding) -> Finding {
     let Finding { what, change, .. } = finding;
     let purpose: Purpose = finding.purpose;

@@ -1,4 +1,4 @@
-//! The events of all stores of a set as one stream, also of those that are opened later.
+//! The events of all stores of a set as one stream, including stores that are opened later.
 
 use std::fmt;
 use std::pin::Pin;
@@ -12,22 +12,22 @@ use futures_util::stream::SelectAll;
 use futures_util::{Stream, StreamExt};
 use tokio::sync::mpsc;
 
-/// Where the events of a store that was opened join those of the others.
+/// Adds the events of each store that is opened to the common stream.
 #[derive(Debug)]
 pub(crate) struct Joining {
     streams: Mutex<Option<mpsc::UnboundedSender<EventStream>>>,
-    /// Which events matter: of those of the store with this id. All, if there is none.
+    /// Which events matter, by the id of their store. All of them if no filter is set.
     pub(crate) filter: Arc<OnceLock<Filter>>,
 }
 
 /// Whether an event of the store with this id matters.
 type Matters = dyn Fn(&str, &Event) -> bool + Send + Sync;
 
-/// The same, as a value.
+/// A filter, as a value with `Debug`.
 pub(crate) struct Filter(pub(crate) Box<Matters>);
 
 impl Joining {
-    /// Where streams join, and the stream of all.
+    /// A `Joining` and the common stream.
     pub(crate) fn channel() -> (Self, EventStream) {
         let (sender, joining) = mpsc::unbounded_channel();
         let all = All {
@@ -53,14 +53,14 @@ impl Joining {
         let events = EventStream::new(events?.filter(matters));
         tracing::debug!(store, "opened");
         match &*self.streams.lock() {
-            // If nobody listens, the set is about to be dropped.
+            // Sending fails if nobody listens: the set is about to be dropped.
             Some(joining) => drop(joining.send(events)),
             None => return Err(fencelock_core::Error::Closed),
         }
         Ok(())
     }
 
-    /// From now on no store joins, and the stream ends with the last one that did.
+    /// Lets no more stores join. The stream ends with the last of its streams.
     pub(crate) fn close(&self) {
         drop(self.streams.lock().take());
     }
@@ -93,7 +93,7 @@ impl Stream for All {
             }
         };
         match Pin::new(&mut self.joined).poll_next(cx) {
-            // Of the stores that are open now.
+            // All streams so far have ended, but others may join.
             Poll::Ready(None) if !over => Poll::Pending,
             polled => polled,
         }

@@ -3,11 +3,11 @@
 use fencelock_core::engine::Cursor;
 use fencelock_core::{Engine, Error, LockView, Result};
 
-/// The locks of a set, as [`Inspect::list`](fencelock_core::Inspect::list) lists them, without those of the shards that do not
-/// answer, and why each of these was left out. `set` may have layers around it; `ids` are those of its shards.
+/// Lists the locks of a set like [`Inspect::list`](fencelock_core::Inspect::list), but leaves out the shards that do not
+/// answer, and returns why. `set` may have layers around it; `ids` are the ids of its shards.
 ///
 /// # Errors
-/// Those of the stores, but [`Error::Unavailable`].
+/// The errors of the stores, except [`Error::Unavailable`].
 pub async fn list_partial(
     set: &dyn Engine,
     ids: &[&str],
@@ -21,7 +21,7 @@ pub async fn list_partial(
             match set.inspect().list(prefix, at, 1000).await {
                 Ok(page) => {
                     found.extend(page.items);
-                    // The next shard has its turn below.
+                    // The loop continues with the next shard.
                     at = page.next.filter(|next| next.0.starts_with(&begin));
                 }
                 Err(error @ Error::Unavailable { .. }) => {

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-/// How far a change of the map is.
+/// The state of a change of the map.
 ///
-/// For a name whose store is another in the new map than in the old one:
+/// For a name whose store differs between the two maps:
 ///
 /// | phase | a new grant takes | and has the token of | a hold needs |
 /// | --- | --- | --- | --- |
@@ -37,7 +37,7 @@ impl Phase {
         Self::New,
     ];
 
-    /// From 0 to 4, as the record has it.
+    /// The number in the record, from 0 to 4.
     #[must_use]
     pub const fn number(self) -> u32 {
         match self {
@@ -49,13 +49,13 @@ impl Phase {
         }
     }
 
-    /// From [`number`](Self::number).
+    /// The phase of a [`number`](Self::number).
     #[must_use]
     pub fn from_number(number: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|phase| phase.number() == number)
     }
 
-    /// In words.
+    /// The phase in words.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -67,7 +67,7 @@ impl Phase {
         }
     }
 
-    /// Whether one store alone is in charge of a name that moves, as long as nobody begins a change or goes back.
+    /// Whether one store alone is in charge of a name that moves.
     #[must_use]
     pub const fn is_an_end(self) -> bool {
         matches!(self, Self::Old | Self::New)

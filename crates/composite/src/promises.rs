@@ -1,4 +1,5 @@
-//! What a set promises: the weakest of its stores. The record keeps it, so that a set can be opened while a shard is away.
+//! What a set promises: the weakest of its stores' promises. The record keeps them, so that a set can be opened while a shard
+//! is away.
 
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use crate::times::Times;
 
 const CLOCK: &str = "what each shard's store needs (see its page)";
 
-/// Promises as the record has them. The limits of a store as it was found are not among them: they change with its server.
+/// Promises as they are stored in the record. The limits of a store are not among them, because they change with its server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Promised {
     order: String,
@@ -28,7 +29,7 @@ pub(crate) struct Promised {
     claim_window_ms: u64,
 }
 
-// Each from the weakest to the strongest.
+// Each list goes from the weakest to the strongest.
 const ORDERS: [Order; 2] = [Order::Unordered, Order::Fifo];
 const FLOORS: [Floor; 3] = [Floor::Refused, Floor::Name, Floor::Store];
 const LEASES: [LeaseKind; 3] = [LeaseKind::Connection, LeaseKind::Session, LeaseKind::Lease];
@@ -39,12 +40,12 @@ const DURABILITIES: [Durability; 3] = [
     Durability::Durable,
 ];
 
-/// What records of before floors promise.
+/// The promise of records that were written before floors existed.
 fn no_floor() -> String {
     Floor::Refused.as_str().to_owned()
 }
 
-/// The place of a word in such a list. What this version does not know counts as the weakest.
+/// The index of a word in such a list. An unknown word counts as the weakest.
 fn strength<T: Copy>(list: &[T], as_str: fn(T) -> &'static str, word: &str) -> usize {
     list.iter()
         .position(|known| as_str(*known) == word)
@@ -57,7 +58,7 @@ fn weaker<T: Copy>(list: &[T], as_str: fn(T) -> &'static str, one: &str, other: 
 }
 
 impl Promised {
-    /// What a store promises.
+    /// The promises of one store.
     pub(crate) fn of(promises: &Promises) -> Self {
         Self {
             order: promises.order.as_str().to_owned(),
@@ -76,7 +77,7 @@ impl Promised {
         }
     }
 
-    /// What both promise.
+    /// What two stores promise together.
     pub(crate) fn and(&self, other: &Self) -> Self {
         Self {
             order: weaker(&ORDERS, Order::as_str, &self.order, &other.order),
@@ -100,7 +101,8 @@ impl Promised {
         }
     }
 
-    /// What of these promises a store does not keep that the core relies on, as words for a person; empty if it keeps all.
+    /// Which of these promises a store does not keep, in words for people. Only those on which the core relies. Empty if it
+    /// keeps all.
     pub(crate) fn broken_by(&self, store: &Promises) -> Vec<&'static str> {
         let found = Self::of(store);
         let both = self.and(&found);
@@ -122,12 +124,12 @@ impl Promised {
         broken.map(|(what, _)| what).collect()
     }
 
-    /// Whether a store remembers less than this says, or wakes waiters worse.
+    /// Whether a store promises less than this.
     pub(crate) fn is_more_than(&self, store: &Promises) -> bool {
         self.and(&Self::of(store)) != *self
     }
 
-    /// The same as the core has them, of an engine with this name.
+    /// These promises as the core's type, for an engine with this name.
     pub(crate) fn promises(&self, engine: &'static str) -> Promises {
         Promises::new(engine, CLOCK)
             .order(ORDERS[strength(&ORDERS, Order::as_str, &self.order)])
@@ -136,7 +138,7 @@ impl Promised {
             .lock_delay(self.lock_delay)
             .ranges(self.ranges)
             .portable(self.portable)
-            // Each store has its own counter.
+            // Each store has its own counter, so the floor is one of names at best.
             .floor(FLOORS[strength(&FLOORS, Floor::as_str, &self.floor)].min(Floor::Name))
             .lease(LEASES[strength(&LEASES, LeaseKind::as_str, &self.lease)])
             .wake(WAKES[strength(&WAKES, Wake::as_str, &self.wake)])
@@ -153,13 +155,13 @@ pub(crate) fn of_moving(promised: &Promised, times: Times) -> Promises {
     let longest = promises.max_ttl.min(times.pace * 2 / 3);
     let lock_delay = promises.lock_delay && !times.lock_delay.is_zero();
     promises
-        // A claim belongs to the process that knows its tokens in both stores.
+        // Only the process of a claim knows its tokens in both stores.
         .portable(false)
         .lock_delay(lock_delay)
         .max_ttl(longest)
 }
 
-/// Whole milliseconds, rounded to the safe side.
+/// Whole milliseconds, rounded up or down.
 fn millis(duration: Duration, up: bool) -> u64 {
     let nanos = duration.as_nanos();
     let millis = match up {

@@ -1,4 +1,4 @@
-//! A set as a program describes it: its shards, its name and its key rule; and how it is made and opened.
+//! A set as a program describes it (its shards, its name and its key rule), and how it is made and opened.
 
 use std::sync::{Arc, OnceLock};
 
@@ -16,7 +16,7 @@ use crate::shard::Shard;
 use crate::stored::Stored;
 use crate::unused::check_unused;
 
-/// The description of a set, to make or open it. See [`Routed::shards`].
+/// The description of a set, used to make or open it. See [`Routed::shards`].
 #[derive(Debug)]
 #[must_use = "call open or init"]
 pub struct Shards {
@@ -27,11 +27,11 @@ pub struct Shards {
     breaker: bool,
 }
 
-/// The name of a set that has none.
+/// The default name of a set.
 const SET: &str = "shards";
 
 impl Routed {
-    /// A set of shards, to be made or opened: a list of [`Shard`]s, or of ids with their engines.
+    /// Describes a set of shards: a list of [`Shard`]s, or of ids with their engines.
     pub fn shards(shards: impl IntoIterator<Item = impl Into<Shard>>) -> Shards {
         Shards::new(shards)
     }
@@ -60,14 +60,14 @@ impl Shards {
         self
     }
 
-    /// Which stores are opened together with the set. All by default.
+    /// Which stores are opened together with the set. By default all.
     pub fn opening(mut self, opening: Opening) -> Self {
         self.opening = opening;
         self
     }
 
     /// Whether each store has a [`Breaker`](fencelock_core::layers::Breaker), so that requests for its names fail at once while
-    /// it is away. Yes by default.
+    /// it is away. By default it has.
     pub fn breaker(mut self, breaker: bool) -> Self {
         self.breaker = breaker;
         self
@@ -82,19 +82,19 @@ impl Shards {
         )
     }
 
-    /// Whether the ids, the weights and the name make sense.
+    /// Checks the ids, the weights and the name.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if they do not.
+    /// [`Error::Invalid`] if one of them is wrong.
     pub fn check(&self) -> Result<()> {
         self.map().map(|_| ())
     }
 
-    /// Opens the set: those of its stores that [`opening`](Self::opening) says.
+    /// Opens the set, with the stores that [`opening`](Self::opening) says.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a map that makes no sense. [`Error::Config`] if a store has no record, or one that says something
-    /// else: another shard (swapped URLs), another set, other shards. [`Error::Unavailable`] if no store answers.
+    /// [`Error::Invalid`] for a wrong map. [`Error::Config`] if a store has no record, or a record that does not fit: another
+    /// shard (the URLs are swapped), another set, or other shards. [`Error::Unavailable`] if no store answers.
     pub async fn open(self) -> Result<Routed> {
         let map = self.map()?;
         let (joining, events) = Joining::channel();
@@ -126,12 +126,11 @@ impl Shards {
     }
 
     /// Writes the record of each store, for a new set: before the first lock is taken, and again when a store promises less
-    /// than it did. If an attempt is interrupted, the next one finishes its work. All stores must answer.
+    /// than before. If an attempt is interrupted, the next one completes it. All stores must answer.
     ///
     /// # Errors
-    /// As [`open`](Self::open); [`Error::Config`] if a store has the record of another shard, set or map, or a lock is held in a
-    /// store that has none;
-    /// [`Error::Unsupported`] if it keeps no record.
+    /// Those of [`open`](Self::open). [`Error::Config`] if a store has the record of another shard, set or map, or a lock is
+    /// held in a store without a record. [`Error::Unsupported`] if a store keeps no record.
     pub async fn init(self) -> Result<()> {
         let map = self.map()?;
         let mut shards = self.shards;
@@ -165,7 +164,8 @@ pub(crate) fn check_name(set: &str) -> Result<()> {
     }
 }
 
-/// The first store in the order of the ids decides between two who do this at once.
+/// Writes the records in the order of the ids, so that the first store decides between two programs that do this at the same
+/// time.
 async fn write_records(set: &str, map: &Map, engines: &[(&str, Arc<dyn Engine>)]) -> Result<()> {
     let promises = engines
         .iter()
@@ -174,7 +174,7 @@ async fn write_records(set: &str, map: &Map, engines: &[(&str, Arc<dyn Engine>)]
         return Ok(());
     };
     for (id, engine) in engines {
-        // Refused before the first record is written.
+        // A store that keeps no record is refused before the first record is written.
         if !engine.promises().record {
             engine.record("", None).await?;
         }

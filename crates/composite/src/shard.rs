@@ -9,14 +9,14 @@ use fencelock_core::{Clock, Engine, Result};
 /// How the store of a shard is opened. `Debug` and `Display` show no password.
 #[async_trait]
 pub trait OpenStore: Debug + Display + Send + Sync + 'static {
-    /// Opens the store, with one attempt. Called again after an error, when the store is next needed.
+    /// Opens the store, with one attempt. After an error it is called again when the store is needed next.
     ///
     /// # Errors
-    /// Those of the store. After an [`Error::Unavailable`](fencelock_core::Error::Unavailable) the shard counts as away. After
-    /// any other error the set cannot be used as it is.
+    /// The errors of the store. After an [`Error::Unavailable`](fencelock_core::Error::Unavailable) the shard counts as away.
+    /// After any other error the set cannot be used as it is.
     async fn open(&self) -> Result<Arc<dyn Engine>>;
 
-    /// The clock of the engine; all shards of a set have the same one.
+    /// The clock of the engine. All shards of a set have the same one.
     fn clock(&self) -> Clock {
         Clock::Boot
     }
@@ -59,7 +59,7 @@ impl Shard {
         Self { id, weight, store }
     }
 
-    /// How many times as many names it has as a shard of weight 1: a whole number from 1 to 100.
+    /// Sets the weight, from 1 to 100. A shard of weight 3 gets three times as many names as one of weight 1.
     #[must_use]
     pub fn weight(mut self, weight: u8) -> Self {
         self.weight = weight;
@@ -67,7 +67,7 @@ impl Shard {
     }
 }
 
-/// A shard on an engine that is open. The engine must not be used beside the set.
+/// A shard of weight 1 on an open engine. The engine must not be used outside the set.
 impl<Id: Into<String>> From<(Id, Arc<dyn Engine>)> for Shard {
     fn from((id, engine): (Id, Arc<dyn Engine>)) -> Self {
         Self::new(id, Arc::new(Opened(engine)))

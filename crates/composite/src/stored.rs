@@ -12,7 +12,7 @@ use crate::phase::Phase;
 use crate::promises::Promised;
 use crate::times::Times;
 
-/// The kind of a record whose map stays as it is: programs read it once.
+/// The kind of a record whose map does not change: programs read it once.
 const ROUTED: &str = "routed";
 
 /// The kind of a record whose map may change: programs read it again and again.
@@ -26,43 +26,43 @@ pub(crate) struct Stored {
     /// The id of this store in it.
     #[serde(rename = "self")]
     pub(crate) shard: String,
-    /// One more with each change. After the loss of a record it may be more than one more.
+    /// Grows by one with each change, and by more after the loss of a record.
     pub(crate) version: u64,
     kind: String,
     phase: u32,
     key: String,
     old: Shards,
     pub(crate) promises: Promised,
-    /// Where the map may change: how. Not in a record whose map stays as it is.
+    /// Only in a record whose map may change.
     #[serde(flatten, default, skip_serializing_if = "Option::is_none")]
     pub(crate) moving: Option<Moving>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Shards {
-    /// Where shards are added or removed: the name of the set that has these.
+    /// Where shards are added or removed: the name of the set with these shards.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     set: Option<String>,
     shards: BTreeMap<String, u8>,
 }
 
-/// The part of the record that only sets have whose map may change.
+/// The part of the record that only sets with a changing map have.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Moving {
     new: Shards,
     /// For how long knowledge of the record carries a hold.
     pace_ms: u64,
-    /// For how long it carries a new grant while a change is under way.
+    /// For how long knowledge of the record carries a new grant while a change is under way.
     tight_ms: u64,
     /// The longest lock-delay of a claim.
     lock_delay_ms: u64,
-    /// By shard: what the tokens that count from the last hush on are above.
+    /// By shard: since the last hush, tokens that count are above this.
     #[serde(default)]
     pub(crate) floors: BTreeMap<String, u64>,
     /// In the hush: the phase before it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) hush_from: Option<u32>,
-    /// In the first phase: the new store is not kept for the set.
+    /// In the first phase: the new store no longer belongs to the set.
     #[serde(default, skip_serializing_if = "is_false")]
     pub(crate) given_back: bool,
     /// Who wrote it, for people.
@@ -85,7 +85,7 @@ impl Shards {
 }
 
 impl Stored {
-    /// The first record of a store in a new set whose map stays as it is.
+    /// The first record of a store, in a new set whose map does not change.
     pub(crate) fn first(set: &str, shard: &str, map: &Map, promises: Promised) -> Self {
         Self {
             set: set.to_owned(),
@@ -100,7 +100,7 @@ impl Stored {
         }
     }
 
-    /// The first record of a set that moves from one map to another.
+    /// The first record of a store, in a set that moves from one map to another.
     pub(crate) fn first_moving(
         set: &str,
         maps: &Maps,
@@ -135,7 +135,7 @@ impl Stored {
         serde_json::to_string(self).map_err(|error| Error::internal(&self.set, error.to_string()))
     }
 
-    /// The same record, as this store has it.
+    /// The same record for another store.
     pub(crate) fn of_shard(&self, shard: &str) -> Self {
         let shard = shard.to_owned();
         Self {
@@ -145,7 +145,7 @@ impl Stored {
     }
 
     /// # Errors
-    /// Why this version cannot use the text.
+    /// Why this version cannot use the text, as words.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let read = serde_json::from_str::<Self>(text);
         let stored = read.map_err(|error| format!("its record cannot be read ({error})"))?;
@@ -162,17 +162,17 @@ impl Stored {
 
     /// The phase of the change.
     pub(crate) fn phase(&self) -> Phase {
-        // Other numbers are refused when it is read.
+        // Other numbers were refused by `parse`.
         Phase::from_number(self.phase).unwrap_or(Phase::Hush)
     }
 
-    /// Whether the new store is not kept for the set.
+    /// Whether the new store no longer belongs to the set.
     pub(crate) fn is_given_back(&self) -> bool {
         let moving = self.moving.as_ref();
         moving.is_some_and(|moving| moving.given_back)
     }
 
-    /// The next record, in this phase.
+    /// The next record, with this phase.
     pub(crate) fn next(&self, phase: Phase) -> Self {
         Self {
             version: self.version + 1,
@@ -181,7 +181,7 @@ impl Stored {
         }
     }
 
-    /// The map, as it is written.
+    /// The old map; `None` if it is wrong.
     fn map(&self) -> Option<Map> {
         self.map_of(&self.old)
     }
@@ -193,7 +193,7 @@ impl Stored {
         Map::new(shards, key).ok()
     }
 
-    /// The old and the new map; none for a record whose map stays as it is, or a bad one.
+    /// The old and the new map; `None` for a record whose map does not change, or a wrong one.
     pub(crate) fn maps(&self) -> Option<Maps> {
         let new = &self.moving.as_ref()?.new;
         let sets = self.old.set.clone().zip(new.set.clone());
@@ -204,7 +204,7 @@ impl Stored {
         })
     }
 
-    /// How long knowledge of it carries; none if its map stays as it is.
+    /// How long knowledge of the record carries; `None` for a record whose map does not change.
     pub(crate) fn times(&self) -> Option<Times> {
         let moving = self.moving.as_ref()?;
         Some(Times {
@@ -215,8 +215,8 @@ impl Stored {
     }
 
     /// # Errors
-    /// In what a program may not use this store as this shard of a set whose map stays as it is. While shards are added or
-    /// removed, it may do so as long as nobody has begun, and after the end.
+    /// Why a program may not use this store as this shard of a set whose map does not change. While shards are added or
+    /// removed, it may do so only before the change has begun and after its end.
     pub(crate) fn check(&self, set: &str, shard: &str, map: &Map) -> Result<(), String> {
         let Some(Maps { old, new, sets }) = self.maps() else {
             return self.check_fixed(set, shard, map);
@@ -248,7 +248,7 @@ impl Stored {
     }
 
     /// # Errors
-    /// In what this is not the record of this shard of a set whose map stays as it is.
+    /// How this differs from the record of this shard of a set whose map does not change.
     pub(crate) fn check_fixed(&self, set: &str, shard: &str, map: &Map) -> Result<(), String> {
         self.check_shard(set, shard)?;
         if self.moving.is_some() {
@@ -264,7 +264,7 @@ impl Stored {
     }
 
     /// # Errors
-    /// In what this is not the record of this store of a set that moves among these.
+    /// How this differs from the record of this store of a set that moves between these maps.
     pub(crate) fn check_moving(
         &self,
         set: &str,
@@ -306,8 +306,8 @@ impl Stored {
     }
 }
 
-/// Whether the store with this record may be used by itself: it alone is in charge of all names of a set that moves, and nobody
-/// has begun to move, or the move is over, or the store was given back. So programs need not be switched all at once.
+/// Whether the store with this record may be used by itself: before a move has begun, after it is over, or after the store was
+/// given back. So programs need not all be switched at the same moment.
 ///
 /// ```
 /// assert!(!fencelock_composite::may_stand_alone("nonsense"));

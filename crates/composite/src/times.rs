@@ -1,8 +1,8 @@
-//! For how long knowledge of a record carries.
+//! How long knowledge of a record carries.
 
 use std::time::Duration;
 
-/// For how long knowledge carries, and the longest lock-delay.
+/// How long knowledge carries, and the longest lock-delay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Times {
     pub(crate) pace: Duration,

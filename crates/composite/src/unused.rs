@@ -1,13 +1,13 @@
-//! Whether a store is in use already.
+//! Checks whether a store is already in use.
 
 use fencelock_core::{Engine, Error, Result};
 
-/// Refuses a store that is in use: a client that locks there does not look for locks on other stores.
+/// Refuses a store in which locks are held: its clients do not look for locks in other stores.
 pub(crate) async fn check_unused(engine: &dyn Engine) -> Result<()> {
     let mut at = None;
     loop {
         let page = match engine.inspect().list("", at, 100).await {
-            // This user may not list locks.
+            // The user has no right to list locks, or the store cannot list them.
             Err(Error::Refused { .. } | Error::Unsupported { .. }) => return Ok(()),
             page => page?,
         };

@@ -1,4 +1,4 @@
-//! A request for a lock: how it is to be held, and the claim that asks for that.
+//! A request for a lock: its settings, and the claim that is made from them.
 
 use std::future::{Future, IntoFuture};
 use std::sync::Arc;
@@ -19,10 +19,10 @@ use crate::runtime::reenter::enter;
 use crate::runtime::state::State;
 use crate::types::{Error, LockName, Mode, Owner, Result, check_text, in_words};
 
-/// The lease of a request that names none.
+/// The lease of a request without a ttl.
 pub const DEFAULT_TTL: Duration = Duration::from_secs(30);
 
-/// The pauses between two attempts of an unfair request that names none.
+/// The pauses between two attempts of an unfair request that sets none.
 const DEFAULT_PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
 
 /// A request for a lock, made by [`Client::lock`](crate::Client::lock) or [`Client::try_lock`](crate::Client::try_lock).
@@ -66,7 +66,7 @@ impl Acquire {
     pub(crate) fn new(state: &Arc<State>, name: &str, waits: bool) -> Self {
         Self {
             state: Arc::clone(state),
-            // A bad name is kept for the error, which comes when the request is awaited.
+            // A bad name is kept for the error, which the request returns when it is awaited.
             name: LockName::new(name).map_err(|_| name.into()),
             mode: Mode::Exclusive,
             ttl: DEFAULT_TTL,
@@ -141,8 +141,8 @@ impl Acquire {
         self
     }
 
-    /// Waits at most this long: then [`Error::TimedOut`] if somebody still holds the lock, or [`Error::Unavailable`] if the
-    /// store did not answer last.
+    /// Waits at most this long: then [`Error::TimedOut`] if another still holds the lock, or [`Error::Unavailable`] if the
+    /// store did not answer the last request.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -216,7 +216,7 @@ impl Acquire {
         self
     }
 
-    /// Does not join the queue, but asks again and again, in no order.
+    /// Does not join the queue, but tries again and again, in no order.
     ///
     /// ```
     /// # use fencelock_core::*;
@@ -232,7 +232,7 @@ impl Acquire {
         self
     }
 
-    /// Asks at most this many times, then gives up with [`Error::Held`]. Does not join the queue, as with [`Acquire::unfair`].
+    /// Tries at most this many times, then gives up with [`Error::Held`]. Does not join the queue, as with [`Acquire::unfair`].
     ///
     /// ```
     /// # use fencelock_core::*;
@@ -290,7 +290,7 @@ impl Acquire {
         self
     }
 
-    /// The store knows the token as soon as it is granted, so that others can read it.
+    /// Writes the token to the store together with the grant, so that others can read it at once.
     ///
     /// ```
     /// # use fencelock_core::*;
@@ -308,7 +308,7 @@ impl Acquire {
     }
 
     /// Whether the client renews the lease by itself (the default). If not, the lease ends after the ttl. The time of waiting
-    /// does not count. See also [`Guard::refresh`].
+    /// is not part of it. See also [`Guard::refresh`].
     ///
     /// ```
     /// # use std::time::Duration;
@@ -327,8 +327,8 @@ impl Acquire {
         self
     }
 
-    /// The longest time to hold: the validity ends then at the latest, and is not renewed beyond. The lock is given back
-    /// then (its lock-delay runs), whatever the holder does.
+    /// The longest time to hold: the validity ends then at the latest. The lock is then given back (its lock-delay runs), even
+    /// if the guard still exists.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -346,9 +346,9 @@ impl Acquire {
         self
     }
 
-    /// Keeps the lock taken for this time from its grant, also if it is released before: for a job that many machines start at
-    /// about the same time and that is to run once per period. Choose it longer than their clocks are apart, and shorter than
-    /// the period.
+    /// Keeps the lock held for this time after its grant, even if it is released earlier. This is for a job that many machines
+    /// start at about the same time and that must run once per period. Choose a time longer than the difference of their
+    /// clocks, and shorter than the period.
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -371,31 +371,30 @@ impl Acquire {
     /// # }
     /// ```
     ///
-    /// No process stays for that: the store keeps the lock by its lease, also if the holder is killed. A release or drop before
-    /// the time is over ends the guard and leaves a lease for what is left. The lock is still shown with its holder then,
-    /// [`Client::check`](crate::Client::check) says yes to its sequencer, and [`Client::evict`](crate::Client::evict) frees it.
-    /// The lock is handed neither to another task of this process nor to its owner: a later request waits like any other. If an
-    /// owner enters a lock again, its first request counts.
+    /// No process has to stay for that: the store keeps the lock by its lease, even if the holder is killed. A release or drop
+    /// before the time is over ends the guard and leaves a lease for the rest of the time. Until then the lock is still shown
+    /// with its holder, [`Client::check`](crate::Client::check) says yes to its sequencer, and
+    /// [`Client::evict`](crate::Client::evict) frees it. The lock is handed neither to another task of this process nor to its
+    /// owner: a later request waits like any other. If an owner enters a lock again, the time of its first request applies.
     ///
-    /// A request that is dropped or times out before its guard is there is undone at once. A lock that was force-released
-    /// is free at once.
+    /// A request that is dropped or times out before it returns its guard is undone at once. A lock that was force-released is
+    /// free at once.
     ///
     /// # Errors
-    /// The request ends with [`Error::Unsupported`] where a lock ends with its session or connection
-    /// ([`Promises::lease`](crate::engine::Promises::lease)), with [`Error::Invalid`] if
-    /// [`max_hold`](Acquire::max_hold) is shorter, or if the store takes no lease of that length.
-    /// [`Guard::downgrade`] is refused.
+    /// The request ends with [`Error::Unsupported`] on a store where a lock ends with its session or connection
+    /// ([`Promises::lease`](crate::engine::Promises::lease)), with [`Error::Invalid`] if [`max_hold`](Acquire::max_hold) is
+    /// shorter, or if the store takes no lease of that length. [`Guard::downgrade`] is refused.
     pub fn at_least(mut self, least: Duration) -> Self {
         self.terms.at_least = Some(least).filter(|least| !least.is_zero());
         self
     }
 
-    /// Renews only while `check` says yes. The client calls it before each renewal, at a third of the ttl, and after a no again
-    /// and again while the validity lasts. A holder that stays unhealthy loses the lock at the end of its validity, hears of
-    /// it, and the lock is given back (its lock-delay runs) although its guard is still there.
+    /// Renews only while `check` returns true. The client calls it before each renewal, at a third of the ttl, and after a
+    /// `false` again and again while the validity lasts. A holder that stays unhealthy loses the lock at the end of its
+    /// validity. Its guard reports the loss, and the lock is given back (its lock-delay runs) although the guard still exists.
     ///
-    /// The check must answer at once: all renewals wait for it. A panic in it counts as a no. See
-    /// [`Heartbeat`](crate::Heartbeat) for a check that wants signs of life. It changes nothing for a hold that was joined.
+    /// The check must return at once: all renewals wait for it. A panic in it counts as `false`. See
+    /// [`Heartbeat`](crate::Heartbeat) for a check that needs signs of life. The check has no effect on a hold that was joined.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -416,12 +415,12 @@ impl Acquire {
         self
     }
 
-    /// Takes the lock, runs `body` and releases. If the lock is lost before the body has ended, the body is dropped at its
-    /// next await. If it has none, its result is dropped. A panic in the body releases the lock, too.
+    /// Takes the lock, runs `body` and releases. If the lock is lost before the body has ended, the body is dropped at its next
+    /// await; if there is none, its result is dropped. A panic in the body releases the lock, too.
     ///
     /// # Errors
-    /// As the request itself, and [`Error::Lost`] if the lock was lost before the body ended. A release that the store did
-    /// not confirm is no error: it goes on in the background.
+    /// Those of the request, and [`Error::Lost`] if the lock was lost before the body ended. A release that the store did not
+    /// confirm is no error: it goes on in the background.
     ///
     /// # Cancel safety
     /// May be dropped: the body is dropped, and the lock is released in the background.
@@ -454,7 +453,7 @@ impl Acquire {
             reason = held.lost() => Err(Error::Lost { name, reason }),
             result = body => match held.is_valid() {
                 true => Ok(result),
-                // Lost in its last step, or while it kept this thread to itself.
+                // The lock was lost in the body's last step, or while the body blocked this thread.
                 false => Err(Error::Lost { name, reason: held.lost().await }),
             },
         };
@@ -464,7 +463,7 @@ impl Acquire {
         result
     }
 
-    /// Refuses what the store does not take, before anything is sent.
+    /// Refuses what the store does not support, before anything is sent.
     pub(crate) fn check(&self) -> Result<LockName> {
         let name = match &self.name {
             Ok(name) => name.clone(),
@@ -537,7 +536,7 @@ impl Acquire {
         }
     }
 
-    /// What is under way borrows the request, so that the future is small: it has it once, and not this builder.
+    /// Inner futures borrow the request, so that the future is small: it contains the request once, and not this builder.
     fn acquire(
         self,
         caller: Arc<Caller>,

@@ -36,7 +36,7 @@ pub struct Acquiring {
     caller: Arc<Caller>,
     state: Arc<State>,
     timeout: Option<Timeout>,
-    /// The guard goes to the caller at once.
+    /// Whether the caller gets the guard at once.
     delivers: bool,
     attempt: Option<Attempt>,
 }
@@ -72,13 +72,13 @@ impl Acquiring {
         }
     }
 
-    /// The guard is one of several that its caller gets together, each with [`Guard::deliver`].
+    /// For one guard of several, which the caller gets together, by [`Guard::deliver`].
     pub(crate) fn part_of_several(mut self) -> Self {
         self.delivers = false;
         self
     }
 
-    /// What is under way goes on in the background, and is undone there.
+    /// Lets the rest of the request run in the background, where it is undone.
     fn leave(&mut self) {
         self.caller.leave();
         self.carried = None;
@@ -87,11 +87,11 @@ impl Acquiring {
         }
     }
 
-    /// Why a request was not granted in time.
+    /// The error of a request that was not granted in time.
     fn gave_up(&self, name: LockName, waited: Duration) -> Error {
         let mut heard = self.caller.heard();
         if matches!(heard, Heard::Nothing) {
-            // It waits behind other tasks of this process, who know more.
+            // The request waits behind other tasks of this process, which know more.
             heard = self.state.queues.heard(&name);
         }
         let cause = match heard {

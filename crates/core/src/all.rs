@@ -1,4 +1,4 @@
-//! Several locks as one: all clients take them in the same order, all of them or none, by one deadline, in one guard.
+//! Several locks as one: all clients take them in the same order, all of them or none, with one deadline and one guard.
 
 use std::fmt;
 use std::future::{Future, IntoFuture, poll_fn};
@@ -24,7 +24,8 @@ type Change = Arc<dyn Fn(Acquire) -> Acquire + Send + Sync>;
 /// that was given twice is one lock.
 ///
 /// # Cancel safety
-/// The future may be dropped at any time: what was taken is released in the background, and no place in the queue is left.
+/// The future may be dropped at any time: locks that were taken are released in the background, and no place in the queue is
+/// left.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -65,7 +66,7 @@ impl Client {
         AcquireAll::new(self, names, true)
     }
 
-    /// A request for several locks that does not wait: [`Error::Held`] with the name of one that somebody else holds.
+    /// A request for several locks that does not wait: [`Error::Held`] with the name of one that another holds.
     ///
     /// ```
     /// # use fencelock_core::*;
@@ -101,7 +102,7 @@ impl AcquireAll {
         }
     }
 
-    /// Waits at most this long, for all of them together.
+    /// Waits at most this long, for all locks together.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -171,8 +172,8 @@ impl AcquireAll {
             match taken {
                 Ok(guard) => guards.0.push(guard),
                 Err(error) => {
-                    // The store answers, so it is not long until another try finds nothing of this one. Otherwise what
-                    // was taken is released in the background.
+                    // The store answers, so waiting for the releases is short, and the next attempt then finds nothing of this
+                    // one. After other errors the locks are released in the background.
                     if matches!(error, Error::Held { .. }) {
                         drop(guards.release().await);
                     }
@@ -229,7 +230,7 @@ impl fmt::Debug for AcquireAll {
 pub struct Guards(Vec<Guard>);
 
 impl Guards {
-    /// Whether all of them are held for certain at this instant; see [`Guard::is_valid`].
+    /// Whether all locks are certainly held at this instant; see [`Guard::is_valid`].
     #[must_use]
     pub fn is_valid(&self) -> bool {
         self.first_invalid().is_none()
@@ -239,14 +240,14 @@ impl Guards {
         self.0.iter().find(|guard| !guard.is_valid())
     }
 
-    /// For how long all of them are held for certain if no renewal succeeds from now on.
+    /// How long all locks are certainly held if no renewal succeeds from now on.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         let remaining = self.0.iter().map(Guard::remaining);
         remaining.min().unwrap_or_default()
     }
 
-    /// Returns the lock's name and the reason once one of them is lost; at once if that is so already.
+    /// Returns the lock's name and the reason once one of the locks is lost; at once if one is lost already.
     ///
     /// # Cancel safety
     /// May be dropped and called again.
@@ -267,7 +268,7 @@ impl Guards {
         self.first_lost().await
     }
 
-    /// Returns once one of them is lost; never if there is none.
+    /// Returns once one of the locks is lost; never if there are no locks.
     async fn first_lost(&self) -> (LockName, LossReason) {
         let lost = |guard| {
             Box::pin(async move {
@@ -314,7 +315,7 @@ impl Guards {
     /// A sequencer for each of the locks, in the order of their names.
     ///
     /// # Errors
-    /// As [`Guard::sequencer`].
+    /// Those of [`Guard::sequencer`].
     ///
     /// # Cancel safety
     /// May be dropped.
@@ -338,11 +339,11 @@ impl Guards {
         Ok(sequencers)
     }
 
-    /// Releases all of them, the last taken first, and says how that went: [`Release::Released`] only if all were held
+    /// Releases all locks, the last taken first, and returns the common result: [`Release::Released`] only if all were held
     /// until now.
     ///
     /// # Errors
-    /// As [`Guard::release`], the first that there was; the others are released all the same.
+    /// Those of [`Guard::release`]: the first error. The other locks are still released.
     ///
     /// # Cancel safety
     /// May be dropped: the releases go on in the background.
@@ -378,7 +379,7 @@ impl<'a> IntoIterator for &'a Guards {
     }
 }
 
-/// Apart again, each to be released by itself.
+/// The single guards, each to be released by itself.
 impl IntoIterator for Guards {
     type Item = Guard;
     type IntoIter = std::vec::IntoIter<Guard>;

@@ -1,4 +1,4 @@
-//! What programs open and ask: a client on one store. (Long by its examples.)
+//! The client of one store. (Long by its examples.)
 
 use std::borrow::Cow;
 use std::fmt;
@@ -23,8 +23,8 @@ pub const DEFAULT_BATCH: u32 = 16;
 
 /// A client on one store. Cheap to clone; all clones share holds, renewals and the queue of this process.
 ///
-/// Lives in the tokio runtime in which it was made. If that is shut down, nothing is renewed any more and every hold ends
-/// with its lease. When the last clone and the last guard are gone, its tasks end.
+/// A client belongs to the tokio runtime in which it was made. If that runtime is shut down, renewals stop, and every hold ends
+/// with its lease. When the last clone and the last guard are dropped, the client's tasks end.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -43,7 +43,7 @@ pub struct Client {
     pub(crate) state: Arc<State>,
 }
 
-/// How a client is made.
+/// The settings with which a client is made.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -70,7 +70,7 @@ pub struct ClientBuilder {
 }
 
 impl ClientBuilder {
-    /// What the locks are for. With [`Purpose::Correctness`] the client warns of what its store cannot promise.
+    /// What the locks are for. With [`Purpose::Correctness`] the client warns about promises that its store cannot keep.
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -89,7 +89,7 @@ impl ClientBuilder {
         self
     }
 
-    /// Hears of grants, losses and renewals.
+    /// Sets an observer of grants, losses and renewals.
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -109,10 +109,11 @@ impl ClientBuilder {
         self
     }
 
-    /// Says which class a lock name is of. The class is a field of spans and a label of metrics (docs/metrics.md), where names
-    /// themselves never are: they may be many, and secret. No class by default.
+    /// Sets a function that gives the class of a lock name. The class is a field of spans and a label of metrics
+    /// (docs/metrics.md), in which lock names themselves never appear, because there may be many and they may be secret. No
+    /// class by default.
     ///
-    /// The function is called for every request and must answer at once, with one of a few words. A panic in it counts as no
+    /// The function is called for every request and must return at once, with one of a few words. A panic in it counts as no
     /// class.
     ///
     /// ```
@@ -140,8 +141,8 @@ impl ClientBuilder {
         self
     }
 
-    /// How many tasks of this process may have a lock one after the other before other processes have their turn; 1
-    /// turns the hand-off inside the process off. 16 by default.
+    /// How many tasks of this process may have a lock one after the other before other processes have their turn. With 1 there
+    /// is no hand-off inside the process. 16 by default.
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -157,8 +158,8 @@ impl ClientBuilder {
         self
     }
 
-    /// The client only looks: it can look, list, watch, check and diagnose. Requests and [`Client::evict`] are refused with
-    /// [`Error::Unsupported`], before anything is sent.
+    /// Makes a client for inspection only: it can look, list, watch, check and diagnose. Requests and [`Client::evict`] are
+    /// refused with [`Error::Unsupported`], before anything is sent.
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -234,7 +235,7 @@ impl Client {
     /// A client on an engine, with default settings. Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// As [`ClientBuilder::build`].
+    /// Those of [`ClientBuilder::build`].
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -272,7 +273,7 @@ impl Client {
         }
     }
 
-    /// A request for a lock. It waits without limit until the lock is granted, also while the store does not answer. See
+    /// A request for a lock. It waits without limit until the lock is granted, even while the store does not answer. See
     /// [`Acquire::timeout`].
     ///
     /// ```
@@ -291,7 +292,7 @@ impl Client {
         Acquire::new(&self.state, name, true)
     }
 
-    /// A request for a lock that does not wait: [`Error::Held`] if somebody has it.
+    /// A request for a lock that does not wait: [`Error::Held`] if another holds the lock.
     ///
     /// ```
     /// # use fencelock_core::*;
@@ -311,7 +312,7 @@ impl Client {
     /// Runs `body` under the lock `name`; see [`Acquire::with`].
     ///
     /// # Errors
-    /// As a request, and [`Error::Lost`] if the lock was lost before the body ended.
+    /// Those of a request, and [`Error::Lost`] if the lock was lost before the body ended.
     ///
     /// # Cancel safety
     /// May be dropped: the body is dropped, and the lock is released in the background.
@@ -336,7 +337,7 @@ impl Client {
         self.lock(name).with(body).await
     }
 
-    /// A new owner. It may enter a lock again that it holds, and a child process may join it.
+    /// A new owner. It may enter again a lock that it holds, and a child process may join it.
     ///
     /// ```
     /// # use fencelock_core::*;
@@ -355,12 +356,12 @@ impl Client {
         Owner::fresh(&self.state.settings.who, self.state.ids.next())
     }
 
-    /// A new owner within the owner of an outer process, from that owner's text (`FENCELOCK_OWNER`). A lock that the outer
-    /// owner holds, or an owner around it, is joined: this process never renews or releases it. Every other lock is the new
-    /// owner's alone.
+    /// A new owner within the owner of an outer process, from that owner's text (`FENCELOCK_OWNER`). If the outer owner, or an
+    /// owner around it, holds a lock, this process joins that hold, and never renews or releases it. Every other lock belongs
+    /// to the new owner alone.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the text is not that of an owner, or owners are nested some twenty deep.
+    /// [`Error::Invalid`] if the text is not that of an owner, or owners are nested more than about twenty levels deep.
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -413,11 +414,11 @@ impl Client {
             .await
     }
 
-    /// Waits until the highest token of the lock is another than `seen` (`None`: the lock was free), and returns the lock as it
-    /// is then.
+    /// Waits until the highest token of the lock differs from `seen` (`None`: the lock was free), and returns the lock at that
+    /// time.
     ///
     /// # Errors
-    /// As [`Client::look`].
+    /// Those of [`Client::look`].
     ///
     /// # Cancel safety
     /// May be dropped and called again.
@@ -473,16 +474,16 @@ impl Client {
         Ok(found)
     }
 
-    /// Takes a lock from the holder with this token, or asks that holder to release it. Returns `false` if no holder has
-    /// this token. If tasks of one process hand a lock on, their tokens are one grant in the store: then the call concerns
-    /// the task that holds the lock by now.
+    /// Takes a lock from the holder with this token, or asks that holder to release it. Returns `false` if no holder has this
+    /// token. If tasks of one process hand a lock on, their tokens are one grant in the store. Then the call affects the task
+    /// that holds the lock now.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a bad name, [`Error::Unavailable`] if the store does not answer, [`Error::Unsupported`] if
-    /// the client was opened to look only.
+    /// [`Error::Invalid`] for a bad name, [`Error::Unavailable`] if the store does not answer, [`Error::Unsupported`] if the
+    /// client was opened for inspection only.
     ///
     /// # Cancel safety
-    /// May be dropped: the request goes on in the background.
+    /// May be dropped: the request continues in the background.
     ///
     /// ```
     /// # use fencelock_core::*;
@@ -503,9 +504,9 @@ impl Client {
         self.state.background.carry(evict).await
     }
 
-    /// Whether that very grant is held now (Chubby's `CheckSequencer`). A lock that the store only keeps for its lock-delay is
-    /// no longer held; where a hold lives as long as a session ([`LeaseKind::Session`]), the store cannot tell the difference.
-    /// A lock that stays taken after its release ([`Acquire::at_least`]) counts as held.
+    /// Whether exactly this grant is held now (Chubby's `CheckSequencer`). A lock that the store only keeps for its lock-delay
+    /// is no longer held; on a store where a hold lives as long as a session ([`LeaseKind::Session`]), the difference cannot be
+    /// seen. A lock that stays held after its release ([`Acquire::at_least`]) counts as held.
     ///
     /// # Errors
     /// [`Error::Unavailable`] if the store does not answer.
@@ -528,7 +529,7 @@ impl Client {
     /// ```
     pub async fn check(&self, sequencer: &Sequencer) -> Result<bool> {
         let view = self.state.engine.inspect().look(&sequencer.name).await?;
-        // What is left of a session is not what is left of a lease, and rounded.
+        // The remaining time of a session is not that of a lease, and it is rounded.
         let leases = self.promises().lease == LeaseKind::Lease;
         Ok(view.holders.iter().any(|holder| {
             holder.claim == Some(sequencer.claim)
@@ -538,7 +539,7 @@ impl Client {
         }))
     }
 
-    /// What the store promises, as it was found at open.
+    /// What the store promises, as it was found when it was opened.
     ///
     /// ```
     /// # use fencelock_core::*;
@@ -575,7 +576,7 @@ impl Client {
         }
     }
 
-    /// What is wrong with the store as it is now: the limits of its promises, and what a look at it finds.
+    /// What is wrong with the store now: the limits of its promises, and the findings of a check.
     ///
     /// # Errors
     /// [`Error::Unavailable`] if the store does not answer.
@@ -620,7 +621,7 @@ impl Client {
     /// released. Waits for background work for 4 s at most.
     ///
     /// # Errors
-    /// Those of closing the engine's connections.
+    /// The errors of closing the engine's connections.
     ///
     /// # Cancel safety
     /// May be dropped and called again; the client is closed from the first call on.
@@ -645,7 +646,7 @@ impl Client {
                 .background
                 .run(withdraw::close(Arc::clone(state), hold));
         }
-        // A store that does not answer, or a request that nobody polls any more, is not waited for without end.
+        // The wait is limited, since the store may not answer, or a request may no longer be polled.
         tokio::select! {
             () = state.background.all_ended() => {}
             () = state.clock.sleep_until(state.clock.now() + 2 * CLOSING) => {}

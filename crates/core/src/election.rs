@@ -38,13 +38,13 @@ pub struct Election {
 /// A request to lead, made by [`Election::campaign`]. Await it.
 ///
 /// # Cancel safety
-/// As [`Acquire`].
+/// That of [`Acquire`].
 #[derive(Clone, Debug)]
 #[must_use = "a campaign does nothing until it is awaited"]
 pub struct Campaign(Acquire);
 
-/// The leader's [`Guard`], whose token is the leader's. Ask [`Guard::is_valid`] and [`Guard::lost`] as with any lock: a leader
-/// that was paused may have been succeeded.
+/// The leader's [`Guard`], with the leader's token. Use [`Guard::is_valid`] and [`Guard::lost`] as with any lock: another
+/// leader may have followed one that was paused.
 ///
 /// ```
 /// # use fencelock_core::*;
@@ -80,13 +80,13 @@ pub struct Leadership(Guard);
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Leader {
-    /// What the leader said of itself when it campaigned: an address, a name.
+    /// The value that the leader gave when it campaigned, such as an address or a name.
     pub value: String,
-    /// The leader's token: higher than that of every leader before.
+    /// The leader's token: higher than those of all earlier leaders.
     pub token: Token,
     /// The owner text of the process that leads.
     pub owner: String,
-    /// For how long it has led; `None` if the store does not know.
+    /// How long it has led; `None` if the store does not know.
     pub leads_for: Option<Duration>,
 }
 
@@ -94,9 +94,9 @@ pub struct Leader {
 #[derive(Debug)]
 pub struct Leaders {
     election: Election,
-    /// The highest token when the lock was looked at last; `None` before the first time.
+    /// The highest token at the last look; `None` before the first look.
     seen: Option<Option<Token>>,
-    /// The token of the leader that was told last, if one was; `None` before the first time.
+    /// The token of the leader that was last returned, if there was one; `None` before the first return.
     told: Option<Option<Token>>,
 }
 
@@ -121,8 +121,8 @@ impl Client {
 }
 
 impl Election {
-    /// A request to lead. Where the store keeps an order, it waits until all earlier candidates have had their turn. `value` is
-    /// for those who look at the leader: at most 255 bytes, no control characters.
+    /// A request to lead. If the store keeps an order, it waits until all earlier candidates have had their turn. `value` is
+    /// shown to observers: at most 255 bytes, no control characters.
     ///
     /// ```
     /// # use fencelock_core::*;
@@ -144,7 +144,7 @@ impl Election {
     /// Who leads now, if anybody does.
     ///
     /// # Errors
-    /// As [`Client::look`].
+    /// Those of [`Client::look`].
     ///
     /// # Cancel safety
     /// May be dropped.
@@ -192,8 +192,8 @@ impl Election {
 fn leader_of(view: LockView) -> Option<Leader> {
     let holders = view.holders.into_iter();
     let alone = holders.filter(|holder| holder.mode == Mode::Exclusive);
-    // A database frees a lock of a connection a moment before it lists the connection as ended. So a look may show the
-    // leader of before beside the present one.
+    // A database frees a lock of a connection a moment before it lists the connection as ended. So a look may show the former
+    // leader together with the present one.
     let holder = alone.max_by_key(|holder| holder.token)?;
     Some(Leader {
         value: holder.label.unwrap_or_default(),
@@ -235,10 +235,10 @@ impl Leadership {
     /// Lets the next candidate lead.
     ///
     /// # Errors
-    /// As [`Guard::release`].
+    /// Those of [`Guard::release`].
     ///
     /// # Cancel safety
-    /// May be dropped: it goes on in the background.
+    /// May be dropped: it continues in the background.
     ///
     /// ```
     /// # use fencelock_core::*;
@@ -266,14 +266,14 @@ impl Deref for Leadership {
 }
 
 impl Leaders {
-    /// The next leader, or `None` once nobody leads. The first call tells at once who leads now. The tokens of the leaders that
-    /// it returns strictly increase, unless the store lost its memory.
+    /// The next leader, or `None` once nobody leads. The first call returns the present leader at once. The tokens of the
+    /// leaders that it returns strictly increase, unless the store lost its memory.
     ///
     /// # Errors
-    /// As [`Client::look`]; call again.
+    /// Those of [`Client::look`]. The call may be repeated.
     ///
     /// # Cancel safety
-    /// May be dropped and called again; nothing is missed by that.
+    /// May be dropped and called again; no leader is missed by that.
     ///
     /// ```
     /// # use fencelock_core::*;
@@ -312,7 +312,7 @@ mod tests {
     use crate::types::LockName;
 
     #[test]
-    fn of_two_who_are_shown_the_newer_one_leads() {
+    fn if_two_are_shown_the_newer_one_leads() {
         let mut view = LockView::free(LockName::new("a").unwrap());
         view.holders = [7, 9, 8]
             .map(|token| HolderView::new("somebody".into(), Mode::Exclusive).token(Token(token)))

@@ -23,9 +23,9 @@ use crate::types::{
 /// The shortest sleep of tokio.
 const TICK: Duration = Duration::from_millis(1);
 
-/// A lock that is held. Dropping it releases the lock in the background; [`Guard::release`] tells how that went.
+/// A lock that is held. Dropping it releases the lock in the background; [`Guard::release`] returns the result.
 ///
-/// Ask [`Guard::is_valid`] before each step that needs the lock, or run the work under
+/// Check [`Guard::is_valid`] before each step that needs the lock, or run the work under
 /// [`Acquire::with`](crate::Acquire::with), and hand [`Guard::token`] or [`Guard::sequencer`] to the resource.
 ///
 /// ```
@@ -59,7 +59,7 @@ impl Guard {
         &self.hold().claim.name
     }
 
-    /// The fencing token: higher than that of every grant of this name before.
+    /// The fencing token: higher than those of all earlier grants of this name.
     ///
     /// ```
     /// # use fencelock_core::*;
@@ -102,8 +102,8 @@ impl Guard {
         self.hold().joined
     }
 
-    /// Whether the lock is held for certain at this instant. It is false before anyone else can be granted the lock, and
-    /// after this guard was released.
+    /// Whether the lock is certainly held at this instant. It becomes false before any other client can be granted the lock,
+    /// and when this guard is released.
     ///
     /// ```
     /// # use fencelock_core::*;
@@ -125,7 +125,7 @@ impl Guard {
         self.0.is_valid()
     }
 
-    /// How long the lock is held for certain if no renewal succeeds from now on.
+    /// How long the lock is certainly held if no renewal succeeds from now on.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -187,7 +187,7 @@ impl Guard {
         self.hold().until(changed).await
     }
 
-    /// Returns the reason when the grant may no longer be trusted. Returns at once if that is so already, even if this client's
+    /// Returns the reason when the grant may no longer be trusted. Returns at once if it is already lost, even if this client's
     /// own tasks had no time to run.
     ///
     /// # Cancel safety
@@ -209,7 +209,7 @@ impl Guard {
     pub async fn lost(&self) -> LossReason {
         let wake_ups = self.wake_ups();
         tokio::pin!(wake_ups);
-        // Every poll reads the clock: news may be as late as the tasks that bring it.
+        // Every poll reads the clock: a notification may be as late as the task that sends it.
         poll_fn(|cx| {
             let _: Poll<Infallible> = wake_ups.as_mut().poll(cx);
             self.why_lost().map_or(Poll::Pending, Poll::Ready)
@@ -217,15 +217,15 @@ impl Guard {
         .await
     }
 
-    /// A token for work that knows nothing of locks. It is cancelled when the lock is lost, for whatever reason; when this
-    /// guard is released or dropped, before the store is asked; and when [`Guard::downgrade`] begins. All calls on one guard
-    /// return the same token. It holds nothing: keeping it keeps no lock.
+    /// A cancellation token, for work that does not know about locks. It is cancelled when the lock is lost for any reason;
+    /// when this guard is released or dropped, before the request to the store; and when [`Guard::downgrade`] begins. All calls
+    /// on one guard return the same token. Keeping the token does not keep the lock.
     ///
-    /// A loss cancels it before anyone else can be granted the lock, under the same conditions as with [`Guard::lost`], and
-    /// one more: [`Guard::lost`] reads the clock itself, but here a task of the client does. So the tokio runtime in which
-    /// the client was made must be there and have a thread free when the validity ends. If that runtime was stalled or shut
-    /// down, or the process was paused, the token is cancelled late or never. Ask [`Guard::is_valid`] before a step that must
-    /// not be late, and give the resource the fencing token. A release needs no runtime.
+    /// A loss cancels it before any other client can be granted the lock, under the same conditions as with [`Guard::lost`],
+    /// and one more: [`Guard::lost`] reads the clock itself, but here a task of the client does that. So the tokio runtime in
+    /// which the client was made must still exist and have a free thread when the validity ends. If that runtime was stalled or
+    /// shut down, or the process was paused, the token is cancelled late or never. Check [`Guard::is_valid`] before a step that
+    /// must not be late, and give the resource the fencing token. A release needs no runtime.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -245,19 +245,19 @@ impl Guard {
     /// ```
     #[must_use]
     pub fn cancellation_token(&self) -> CancellationToken {
-        // The clock is read once here: news may be as late as the tasks that bring it.
+        // The clock is read once here: a notification may be as late as the task that sends it.
         let _ = self.why_lost();
         self.0.cancellation_token()
     }
 
-    /// Wakes its task at every piece of news, and when the validity is over.
+    /// Wakes its task at every notification, and when the validity is over.
     async fn wake_ups(&self) -> Infallible {
         loop {
             let over = async {
                 match Handle::try_current() {
                     // At least a tick, so that it yields.
                     Ok(_) => tokio::time::sleep(self.hold().remaining().max(TICK)).await,
-                    // Without tokio there are only the news.
+                    // Without tokio there are only the notifications.
                     Err(_) => pending().await,
                 }
             };
@@ -280,7 +280,7 @@ impl Guard {
         hold.lost()
     }
 
-    /// Whether somebody asked for the lock back.
+    /// Whether another client has asked for the lock.
     ///
     /// ```
     /// # use fencelock_core::*;
@@ -299,7 +299,7 @@ impl Guard {
         self.hold().is_asked()
     }
 
-    /// Returns once somebody asks for the lock back (`fencelock release --ask`); at once if that is so already.
+    /// Returns once another client asks for the lock (`fencelock release --ask`); at once if one already has.
     ///
     /// # Cancel safety
     /// May be dropped and called again.
@@ -324,7 +324,7 @@ impl Guard {
             .await;
     }
 
-    /// The grant in printable form, for the resource. The store knows the token when this returns, so that
+    /// The grant in printable form, for the resource. When this returns, the store knows the token, so that
     /// [`Client::check`](crate::Client::check) says yes to it while the lock is held.
     ///
     /// # Errors
@@ -332,7 +332,7 @@ impl Guard {
     /// not answer.
     ///
     /// # Cancel safety
-    /// May be dropped: the request goes on in the background.
+    /// May be dropped: the request continues in the background.
     ///
     /// ```
     /// # use fencelock_core::*;
@@ -362,16 +362,16 @@ impl Guard {
         ))
     }
 
-    /// Renews now, for `ttl` from now on, also if that is shorter than what is left. Later renewals keep the client's own ttl,
-    /// and shorten nothing.
+    /// Renews now, for `ttl` from now on, even if that is shorter than the remaining time. Later renewals keep the client's own
+    /// ttl, and do not shorten the lease.
     ///
-    /// A shortening renewal without an answer may still arrive. So from then on the client believes in no renewal of this hold
-    /// for longer than that one asked for; see [`Guard::remaining`]. Over the lock service this is so even with an answer, since
-    /// a proxy may repeat the request.
+    /// A shortening renewal without an answer may still arrive. So from then on the client believes in renewals of this hold
+    /// for at most the time that the shortening one asked for; see [`Guard::remaining`]. Over the lock service this applies
+    /// even after an answer, since a proxy may repeat the request.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a ttl that the store does not take, [`Error::Lost`] if the lock is held no more,
-    /// [`Error::Unavailable`] if the store does not answer (what is left of the validity stands, up to `ttl`).
+    /// [`Error::Invalid`] for a ttl that the store does not accept, [`Error::Lost`] if the lock is no longer held,
+    /// [`Error::Unavailable`] if the store does not answer (the remaining validity stays, up to `ttl`).
     ///
     /// # Cancel safety
     /// May be dropped: the request goes on in the background.
@@ -403,26 +403,25 @@ impl Guard {
         }
         let (state, hold) = (Arc::clone(&self.0.state), Arc::clone(self.hold()));
         let (answer, answered) = oneshot::channel();
-        // In the background: a caller that does not poll this any more must not keep the hold from being renewed.
+        // In the background, because a caller that no longer polls this must not prevent renewals of the hold.
         self.0.state.background.run(async move {
-            // Nobody listens if the caller is gone.
+            // Sending fails if the caller is gone.
             let _ = answer.send(renewer::renew_now(&state, &hold, ttl).await);
         });
         answered.await.unwrap_or(Err(Error::Closed))
     }
 
-    /// Changes an exclusive lock to a shared one, without a moment in between in which somebody else could be granted it
-    /// exclusively. The new guard has a new token. Readers in the queue are granted the lock, too; a writer in the queue comes
-    /// after them.
+    /// Changes an exclusive lock to a shared one, and no other client can be granted it exclusively in between. The new guard
+    /// has a new token. Readers in the queue are granted the lock, too; a writer in the queue comes after them.
     ///
-    /// There is no way back: a reader that wants to write releases, and waits in the queue as a writer. A guard that is shared
-    /// already is returned as it is.
+    /// There is no way back: a reader that wants to write releases, and waits in the queue as a writer. A guard that is already
+    /// shared is returned unchanged.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if the store has no shared mode; [`Error::Invalid`] for a permit, for a hold that was joined,
-    /// for one with [`Acquire::at_least`](crate::Acquire::at_least), and for one that its owner has entered more than once;
-    /// [`Error::Lost`] if the lock was lost before the store had answered, which is asked again while the validity lasts.
-    /// After an error the lock is released.
+    /// [`Error::Unsupported`] if the store has no shared mode; [`Error::Invalid`] for a permit, for a hold that was joined, for
+    /// one with [`Acquire::at_least`](crate::Acquire::at_least), and for a hold that its owner has entered more than once;
+    /// [`Error::Lost`] if the lock was lost before the store answered; the request is repeated while the validity lasts. After
+    /// an error the lock is released.
     ///
     /// # Cancel safety
     /// If dropped, the lock is released in the background.
@@ -458,7 +457,7 @@ impl Guard {
         state.background.carry(downgrade).await.map(Self)
     }
 
-    /// How long the store will keep the lock without renewal, lock-delay included; `None` if it is not this claim's.
+    /// How long the store will keep the lock without renewal, lock-delay included; `None` if this claim does not hold it.
     ///
     /// # Errors
     /// [`Error::Unavailable`] if the store does not answer.
@@ -484,15 +483,15 @@ impl Guard {
         Ok(mine.and_then(|holder| holder.ttl_left))
     }
 
-    /// Releases the lock and says how that went. With several guards of one owner only the last one releases; a joined
-    /// hold is left to its owner. With [`Acquire::at_least`](crate::Acquire::at_least) others may still have to wait.
+    /// Releases the lock and returns the result. With several guards of one owner only the last one releases. A joined hold
+    /// stays with its owner. With [`Acquire::at_least`](crate::Acquire::at_least) others may still have to wait.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] if the store did not confirm. The release goes on in the background, and the lock is free after
-    /// its lease at the latest.
+    /// [`Error::Unavailable`] if the store did not confirm. The release continues in the background, and the lock is free when
+    /// its lease ends at the latest.
     ///
     /// # Cancel safety
-    /// May be dropped: the release goes on in the background.
+    /// May be dropped: the release continues in the background.
     ///
     /// ```
     /// # use fencelock_core::*;
@@ -512,7 +511,7 @@ impl Guard {
         self.0.release().await
     }
 
-    /// The caller of the request has this guard.
+    /// Notes that the caller of the request has this guard.
     pub(crate) fn deliver(&self) {
         self.hold().deliver();
     }
@@ -533,7 +532,7 @@ impl fmt::Debug for Guard {
     }
 }
 
-/// The guard inside a body of [`Acquire::with`](crate::Acquire::with): everything but its release. Cheap to clone.
+/// The guard inside a body of [`Acquire::with`](crate::Acquire::with): everything except its release. Cheap to clone.
 ///
 /// ```
 /// # use fencelock_core::*;

@@ -1,4 +1,4 @@
-//! Signs of life, so that a holder that is stuck loses its lock.
+//! Signs of life, so that a stuck holder loses its lock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,7 +27,7 @@ pub struct Heartbeat {
 }
 
 impl Heartbeat {
-    /// A heartbeat that must come again within `most`, from now on.
+    /// A heartbeat that must be repeated within `most`, from now on.
     #[must_use]
     pub fn every(most: Duration) -> Self {
         let last = Arc::new(AtomicU64::new(Clock::Boot.now().as_nanos()));
@@ -47,7 +47,7 @@ impl Heartbeat {
         Clock::Boot.now().since(last) <= self.most
     }
 
-    /// The same as a check for [`Acquire::healthy`](crate::Acquire::healthy).
+    /// The heartbeat as a check for [`Acquire::healthy`](crate::Acquire::healthy).
     pub fn check(&self) -> impl Fn() -> bool + Send + Sync + 'static {
         let heart = self.clone();
         move || heart.is_alive()

@@ -1,6 +1,6 @@
-//! The core of fencelock: what a lock is, whatever server it lives on. No network code.
+//! The core of fencelock: locks, independent of the server that keeps them. It has no network code.
 //!
-//! Users want the crate `fencelock`, which adds the engines and `connect`. Authors of an engine want [`engine`],
+//! Users should use the crate `fencelock`, which adds the engines and `connect`. Authors of an engine need [`engine`],
 //! [`support`] and [`layers`].
 
 mod acquire;

@@ -1,5 +1,5 @@
-//! The reference engine: a store in this process's memory. Every other engine is compared with it, and programs use it to
-//! test their own code.
+//! The reference engine: a store in this process's memory. All other engines are compared with it, and programs use it to test
+//! their own code.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -18,7 +18,8 @@ use crate::support::Mutex;
 use crate::support::admission::admits;
 use crate::types::{BootInstant, ClaimId, Clock, LockName, Mode, Result, Token, Tokens};
 
-/// How long the store keeps a grant that its waiter has not confirmed. A waiter that has not asked again stays for twice that.
+/// How long the store keeps a grant that its waiter has not confirmed. A waiter that was not placed again stays for twice that
+/// time.
 const CLAIM_WINDOW: Duration = Duration::from_secs(2);
 
 /// An engine on a store in memory. [`Memory::another`] opens the same store again, as another process would.
@@ -41,7 +42,7 @@ pub struct Memory {
     clock: Clock,
     promises: Promises,
     events: EventSource,
-    /// Where the store puts the events for this client.
+    /// The sender of the events for this client.
     sender: EventSender,
 }
 
@@ -49,7 +50,7 @@ pub struct Memory {
 struct State {
     locks: HashMap<LockName, Lock>,
     last: u64,
-    /// By their scopes.
+    /// The records by their scopes.
     records: HashMap<String, Record>,
 }
 
@@ -97,13 +98,13 @@ impl Memory {
         Self::on(Arc::clone(&self.state), self.clock)
     }
 
-    /// How many names the store remembers anything about.
+    /// The number of names about which the store has any data.
     #[must_use]
     pub fn len(&self) -> usize {
         self.state.lock().locks.len()
     }
 
-    /// Whether the store remembers nothing about any name.
+    /// Whether the store has no data about any name.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -120,7 +121,7 @@ impl Memory {
         }
     }
 
-    /// Does something to one lock as it is now, and serves its queue afterwards.
+    /// Updates one lock to the present time, runs a function on it, and serves its queue afterwards.
     fn on_lock<T>(
         &self,
         name: &LockName,
@@ -156,7 +157,7 @@ impl Lock {
                 self.queue.push_front(head);
                 return;
             }
-            // Unconfirmed: it stands for a claim window, until the waiter places again.
+            // The grant is not confirmed: it lasts for a claim window, until the waiter is placed again.
             let lease = head.claim.ttl.min(CLAIM_WINDOW);
             self.grant(head.claim, head.events, last, now, lease);
             head.wake.notify_one();
@@ -198,12 +199,12 @@ impl Lock {
 }
 
 impl Holder {
-    /// When a lease of this ttl from now on ends at the store.
+    /// When a lease with this ttl, counted from now, ends at the store.
     fn end_of(&self, ttl: Duration, now: BootInstant) -> BootInstant {
         now + ttl + self.claim.lock_delay
     }
 
-    /// At least this lease from now on, and the grant as its client may believe it.
+    /// Prolongs the lease to at least this ttl from now on. Returns the grant, with the lease that its client may believe.
     fn grant(&mut self, ttl: Duration, now: BootInstant) -> Grant {
         self.until = self.until.max(self.end_of(ttl, now));
         Grant::new(self.tokens, now, ttl)
@@ -360,7 +361,7 @@ impl Inspect for Memory {
         Ok(self.on_lock(name, |lock, _, now| lock.view(name, now)))
     }
 
-    /// A look costs nothing here, so the pauses do not grow.
+    /// Looking is cheap here, so the pauses do not grow.
     async fn watch(&self, name: &LockName, seen: Option<Token>) -> Result<LockView> {
         loop {
             let view = self.look(name).await?;

@@ -1,5 +1,5 @@
-//! Bugs on purpose, for the test that shows that each is caught. They exist under `--cfg fencelock_planted` alone, which no
-//! feature sets, and there the environment names the one that is on.
+//! Planted bugs, for the test that shows that each of them is caught. They exist only under `--cfg fencelock_planted`, which no
+//! feature sets. An environment variable names the active one.
 
 /// Whether this bug is on.
 #[must_use]

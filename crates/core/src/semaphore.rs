@@ -9,9 +9,10 @@ use crate::types::{Error, Result};
 
 /// A lock that a number of holders have at a time, made by [`Client::semaphore`]. Cheap to clone.
 ///
-/// A permit is a [`Guard`](crate::Guard) like any other: it has a token that is higher than that of every permit before,
-/// a lease, and a place in the queue before. Everybody who uses a name must give the same number of permits: permits with
-/// different numbers are never held at the same time, nor is a permit beside an exclusive or shared lock of that name.
+/// A permit is a [`Guard`](crate::Guard) like any other: it has a token that is higher than those of all earlier permits, a
+/// lease, and before that a place in the queue. All users of a name must give the same number of permits: permits with
+/// different numbers are never held at the same time, and neither is a permit together with an exclusive or shared lock of that
+/// name.
 ///
 /// ```
 /// # use fencelock_core::*;
@@ -36,7 +37,7 @@ impl Client {
     /// A semaphore with this many permits.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for none, [`Error::Unsupported`] if the store has no permits
+    /// [`Error::Invalid`] for zero permits, [`Error::Unsupported`] if the store has no permits
     /// ([`Promises::permits`](crate::Promises::permits)).
     ///
     /// ```
@@ -105,7 +106,7 @@ impl Semaphore {
         self.permit(self.client.try_lock(&self.name))
     }
 
-    /// How many permits nobody holds at this moment; 0 while somebody holds the name in another mode.
+    /// How many permits are free at this moment; 0 while the name is held in another mode.
     ///
     /// # Errors
     /// [`Error::Unavailable`] if the store does not answer.

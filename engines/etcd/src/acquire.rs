@@ -19,10 +19,10 @@ use crate::stored::{self, DOWNGRADED, token_at};
 use crate::token_base::{BeforeClaim, number_in};
 use crate::txns::{NewClaim, found, revision};
 
-/// How often a claim is put again after what was known of the store turned out to be out of date.
+/// How often a claim is put again because the client's knowledge of the store was out of date.
 const TRIES: u32 = 5;
 
-/// A claim that was sent, and what was known then.
+/// A claim that was sent, and what the client knew then.
 struct Sent {
     key: String,
     at: BootInstant,
@@ -48,7 +48,7 @@ impl State {
             if let Some(standing) = standing {
                 return Ok(standing);
             }
-            // The session ended, or somebody deleted the key: the place is lost. Requests in doubt stay in doubt.
+            // The session ended, or the key was deleted by hand: the claim has lost its place. Requests in doubt stay in doubt.
         }
         let mut taken = false;
         if known.is_none() && !self.contention.of(&claim.name).is_contended() {
@@ -62,8 +62,8 @@ impl State {
         Box::pin(self.take_or_join(claim, taken)).await
     }
 
-    /// Takes the lock, or a place in the queue. A free lock needs no waiting session, so none is begun before the lock was
-    /// found `taken`.
+    /// Takes the lock, or a place in the queue. A free lock needs no waiting session, so none is begun until the lock was found
+    /// `taken`.
     async fn take_or_join(self: &Arc<Self>, claim: &Claim, mut taken: bool) -> Result<Standing> {
         let mut tries = 0;
         while tries < TRIES {
@@ -84,7 +84,7 @@ impl State {
         ))
     }
 
-    /// Takes the lock if the queue is empty, and asks for nothing else. `None` if it is not, or that is in doubt.
+    /// Takes the lock if the queue is empty, and reads nothing. `None` if the queue is not empty, or the outcome is in doubt.
     ///
     /// For claims that were not sent before: it does not look for what an earlier request may have put.
     async fn take(self: &Arc<Self>, claim: &Claim) -> Result<Option<Standing>> {
@@ -117,7 +117,7 @@ impl State {
         }
     }
 
-    /// Puts the claim's key unless it exists. `None`: try again with what is known by now.
+    /// Puts the claim's key unless it exists. `None` means to try again, since the client has learnt something new.
     async fn put(self: &Arc<Self>, claim: &Claim, taken: bool) -> Result<Option<Standing>> {
         let base = self.base.current(&self.cluster).await?;
         let hold = self.session_for_hold(claim).await?;
@@ -193,7 +193,7 @@ impl State {
         Ok(hold)
     }
 
-    /// The session in which this claim would wait. For a lock that was not found taken: only if there is one already.
+    /// The session in which this claim would wait. If the lock was not found `taken`, only a session that exists already.
     async fn session_for_waiting(
         self: &Arc<Self>,
         claim: &Claim,
@@ -288,7 +288,7 @@ impl State {
         Err(failed.error)
     }
 
-    /// The lock was not free, or the claim's key exists already.
+    /// Finds the claim's standing when the lock was not free, or the claim's key existed already.
     async fn not_free(
         self: &Arc<Self>,
         claim: &Claim,
@@ -303,7 +303,7 @@ impl State {
             if self.base.has_changed(sent.base, base) {
                 return Ok(None);
             }
-            // The key of an exclusive claim may belong to a reader by now, after a downgrade. Only the queue shows that.
+            // The key of an exclusive claim may belong to a reader now, after a downgrade. Only the queue shows that.
             let only_readers = || self.are_readers(claim, &queue);
             if sent.waiting.is_some() || may_join(claim) || only_readers()? {
                 return Ok(None);
@@ -322,7 +322,7 @@ impl State {
         self.standing(claim, sent.at, position).await
     }
 
-    /// Takes over the claim's key if an earlier request, or this one, put it. `false` if the key is of no use.
+    /// Takes over the claim's key if an earlier request, or this one, put it. `false` if the key cannot be used.
     async fn adopt(&self, claim: &Claim, own: &KeyValue) -> Result<bool> {
         let stored = stored::read(self.layout(), own);
         let is_mine = stored.is_ok_and(|stored| stored.id == Some(claim.id));
@@ -332,7 +332,7 @@ impl State {
         }
         let session = self.sessions.by_lease(own.lease()).filter(|_| is_mine);
         let Some(session) = session else {
-            // A snapshot that was restored brought it back, or it is in a session that this client has ended.
+            // A snapshot that was restored brought the key back, or the key is in a session that this client has ended.
             self.cluster
                 .delete_created(own.key(), own.create_revision())
                 .await?;
@@ -365,8 +365,9 @@ impl State {
         Ok(true)
     }
 
-    /// Deletes a key if a snapshot may have been restored meanwhile: it was put at a revision that this client had seen before,
-    /// or over another connection than the base was raised over. Its token may have been another claim's.
+    /// Deletes a key if a snapshot may have been restored in between: the key was put at a revision that this client had seen
+    /// before, or over another connection than the one over which the base was raised. Its token may then be one that another
+    /// claim had.
     async fn taken_back(&self, sent: &Sent, revision: i64) -> Result<bool> {
         let raised_over = sent.before.connection;
         let replaced = raised_over.is_some_and(|number| self.cluster.was_replaced(number));
@@ -408,13 +409,13 @@ impl Sent {
     }
 }
 
-/// Whether the claim is put although it does not hold: to wait, or to be counted.
+/// Whether the claim is put even if it does not hold: to wait, or to be counted among the permits.
 fn may_join(claim: &Claim) -> bool {
     claim.wait || matches!(claim.mode, Mode::Permit { .. })
 }
 
-/// Whether the claim joins the queue of a contended lock at once, and holds there if it turns out to be the first. Other claims
-/// would have to be moved to another session then.
+/// Whether the claim joins the queue of a contended lock at once, and holds in the waiting session if it is the first. Claims
+/// that would then have to move to another session do not.
 fn joins_at_once(claim: &Claim) -> bool {
     let must_move = needs_own_session(claim) || !claim.lock_delay.is_zero();
     claim.mode == Mode::Exclusive && claim.wait && !must_move

@@ -1,8 +1,7 @@
-//! The cluster, through one of its members. The client finds a member, keeps it while it answers, and then looks for another
-//! one.
+//! The cluster, through one of its members. The client keeps a member while it answers, and then looks for another one.
 //!
 //! It uses one member at a time, the first that answers and has a leader. A channel balanced over all members would send every
-//! third request to the one that is cut off.
+//! third request to a member that is cut off.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
@@ -19,7 +18,7 @@ use crate::connection::{Connection, OpenError, Turn};
 use crate::error::{RequestError, is_refusal};
 use crate::single_flight::SingleFlight;
 
-/// The pause before members without a leader are asked again.
+/// The pause before the next attempt while no member has a leader.
 const ELECTION: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
@@ -85,7 +84,8 @@ impl Cluster {
         }
         opening.inherit(&config.store)?;
         let found = self.find(limit).await.map_err(|error| match error {
-            // The configuration was right before and may be right again: a cluster that is being rebuilt has no users yet.
+            // The configuration was right before and may be right again: the users of a cluster that is being rebuilt do not
+            // exist yet.
             Error::Config { store, why, .. } => Error::unavailable(store, "connecting again", why),
             other => other,
         });
@@ -106,13 +106,13 @@ impl Cluster {
         self.seen.fetch_max(revision, Ordering::SeqCst);
     }
 
-    /// The revision is lower than one that was seen: a snapshot was restored.
+    /// Notes a revision that is lower than one that was seen: a snapshot was restored.
     pub(crate) fn note_restore(&self, revision: i64) {
         tracing::warn!(store = %self.config.store, "the cluster's revisions went back: a snapshot was restored");
         self.seen.store(revision, Ordering::SeqCst);
     }
 
-    /// Gives a connection up. The next request opens another.
+    /// Gives up a connection. The next request opens another one.
     fn give_up(&self, connection: &Arc<Connection>) {
         connection.give_up();
         let mut current = self.current.lock();
@@ -153,7 +153,7 @@ impl Cluster {
                 Ok(connection) => return Ok(Arc::new(connection)),
                 Err(failed) => failed,
             };
-            // An error that somebody must fix says more than a member that is down.
+            // An error that an operator must fix is more useful than the error of a member that is down.
             if worst
                 .as_ref()
                 .is_none_or(|worst| worst.error.is_retryable())
@@ -172,7 +172,7 @@ impl Cluster {
         Error::unavailable(&self.config.store, action, cause)
     }
 
-    /// Sends one request when it is its turn, and waits for the reply until the timeout.
+    /// Sends one request when it has its turn, and awaits the reply within the timeout.
     pub(crate) async fn request<T, F>(
         &self,
         action: impl Fn() -> String,
@@ -185,7 +185,8 @@ impl Cluster {
         self.send(&connection, action, send).await
     }
 
-    /// The same at once, for what keeps sessions alive: it must not wait behind thousands of others.
+    /// Sends a request without waiting for its turn, for requests that keep sessions alive: they must not wait behind thousands
+    /// of others.
     pub(crate) async fn request_at_once<T, F>(
         &self,
         action: impl Fn() -> String,
@@ -198,7 +199,8 @@ impl Cluster {
         self.send(&connection, action, send).await
     }
 
-    /// The current connection, as soon as it has room for another request. If it is given up meanwhile, the next one, once.
+    /// The current connection, as soon as it has room for another request. If that connection is given up meanwhile, tries the
+    /// next one, once.
     async fn turn(&self, action: impl Fn() -> String) -> Result<(Arc<Connection>, Turn)> {
         for _ in 0..2 {
             let connection = self.connection().await?;

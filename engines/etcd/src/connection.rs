@@ -20,8 +20,9 @@ use crate::error::{explain, full_text, is_refusal};
 use crate::layout::BASE;
 use crate::watches::{Watch, Watches};
 
-/// How many requests are under way at once. The server works on fewer; others wait for their turn, and for that time their timeout
-/// does not run. Else the last of many thousands ran out of time, which gives the connection up, and all that wait begin again.
+/// How many requests are under way at once. The server works on fewer. Others wait for their turn, and their timeout does not
+/// run during that wait. Without that limit the last of many thousands of requests would time out, the connection would be
+/// given up, and all of them would start again.
 const AT_ONCE: usize = 256;
 
 /// The right to have a request under way.
@@ -35,7 +36,7 @@ pub(crate) struct Connection {
     pub(crate) maintenance: MaintenanceClient,
     broken: Arc<watch::Sender<bool>>,
     turns: Arc<Semaphore>,
-    /// A watch that ends with the connection.
+    /// A watch whose end shows that the connection broke.
     guard: Mutex<Option<Watch>>,
     /// Its number among the connections of this client.
     pub(crate) number: u64,
@@ -58,7 +59,7 @@ impl fmt::Debug for Connection {
 }
 
 impl Connection {
-    /// Connects to a member and asks the quorum for a key: a member that is cut off from the others does not answer that.
+    /// Connects to a member and reads a key by quorum. A member that is cut off from the others cannot answer that.
     pub(crate) async fn open(
         config: &Config,
         endpoint: &str,
@@ -99,7 +100,7 @@ impl Connection {
         *self.broken.borrow()
     }
 
-    /// What waits for its turn then goes to the next connection.
+    /// Gives up the connection. Requests that wait for their turn go to the next connection.
     pub(crate) fn give_up(&self) {
         self.broken.send_replace(true);
         self.turns.close();
@@ -111,7 +112,7 @@ impl Connection {
         turn.filter(|_| !self.is_broken())
     }
 
-    /// Whether the end of this connection would be noticed.
+    /// Whether the end of this connection will be noticed.
     pub(crate) fn is_guarded(&self) -> bool {
         let guard = self.guard.lock();
         guard.is_some()
@@ -152,7 +153,7 @@ async fn explain_open(config: &Config, endpoint: &str, error: &Driver) -> OpenEr
     }
 }
 
-/// Whether a server answers a (malformed) TLS greeting as only a TLS server does.
+/// Whether a server answers a (malformed) TLS greeting like a TLS server.
 async fn speaks_tls(address: &str) -> bool {
     const GREETING: [u8; 9] = [0x16, 3, 1, 0, 4, 1, 0, 0, 0];
     const ALERT_OR_HANDSHAKE: [u8; 2] = [0x15, 0x16];

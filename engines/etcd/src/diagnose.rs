@@ -1,4 +1,4 @@
-//! What the doctor says about the cluster.
+//! The findings of the doctor about the cluster.
 
 use fencelock_core::{Finding, Purpose, Result};
 
@@ -11,7 +11,7 @@ impl State {
     }
 }
 
-/// What is wrong with a cluster of so many members, of which the URL names so many.
+/// Findings about a cluster with this many members, of which the URL names `named`.
 fn about_members(members: usize, named: usize) -> Vec<Finding> {
     let mut findings = Vec::new();
     if members == 1 {

@@ -28,9 +28,9 @@ pub(crate) struct Entry {
     pub(crate) holds: bool,
     pub(crate) mode: Mode,
     pub(crate) waits_for: Option<WaitsFor>,
-    /// For each request without a reply: the sessions in one of which it may still put the key.
+    /// For each request without a reply: the sessions into one of which it may still put the key.
     pub(crate) in_doubt: Vec<Vec<Arc<Session>>>,
-    /// It was withdrawn or given up, perhaps without a reply.
+    /// It was withdrawn or abandoned, perhaps without a reply.
     pub(crate) withdrawn: bool,
     /// Sessions that are kept alive for it.
     pub(crate) pins: Vec<Arc<Pin>>,
@@ -38,9 +38,9 @@ pub(crate) struct Entry {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum WaitsFor {
-    /// The end of this key.
+    /// The deletion or expiry of this key.
     Key(Predecessor),
-    /// The end of any key in the queue.
+    /// The deletion or expiry of any key in the queue.
     Any,
 }
 
@@ -76,7 +76,7 @@ impl Entry {
         }
     }
 
-    /// Nobody needs the claim any more. What a request in doubt may still put is deleted.
+    /// Marks the claim as no longer needed. A key that a request in doubt may still put is then deleted.
     pub(crate) fn mark_withdrawn(&mut self) {
         self.withdrawn = true;
         self.pins.clear();
@@ -154,7 +154,7 @@ impl Entries {
         }
     }
 
-    /// From now on no key is reused that exists or existed.
+    /// After this call, no key that exists or existed is reused.
     pub(crate) fn begin_series(&mut self) {
         self.series += 1;
     }
@@ -166,7 +166,7 @@ impl Entries {
         }
     }
 
-    /// Removes a claim that nobody will withdraw.
+    /// Removes a claim that the core will not withdraw.
     pub(crate) fn give_up(&mut self, id: ClaimId) {
         self.remove_unless_in_doubt(id);
         if let Some(entry) = self.get_mut(id) {

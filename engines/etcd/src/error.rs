@@ -30,7 +30,7 @@ impl RequestError {
         }
     }
 
-    /// The driver's error for a request that was to do `action`.
+    /// The driver's error of a request. `action` says what the request should do.
     pub(crate) fn from_driver(store: &str, action: &str, error: &Driver) -> Self {
         Self {
             error: explain(store, action, error),
@@ -84,7 +84,7 @@ pub(crate) fn is_refusal(error: &Driver) -> bool {
     is_lease_expired(error) || code(error).is_some_and(|code| codes.contains(&code))
 }
 
-/// The driver's error as one of the core's. `action` is what the request was to do.
+/// The driver's error as one of the core's. `action` says what the request should do.
 pub(crate) fn explain(store: &str, action: &str, error: &Driver) -> Error {
     let text = full_text(error);
     let unknown_user =

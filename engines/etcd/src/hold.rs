@@ -11,10 +11,10 @@ use crate::session::{Class, Session};
 use crate::state::State;
 use crate::stored::{self, DOWNGRADED, token_at};
 
-/// How often a hold is moved again if the session that it was moved to has ended.
+/// How often a hold is moved again because the session to which it moved has ended.
 const MOVES: u32 = 5;
 
-/// Whether a hold of this claim needs a session of its own, because others believe in its token and in its expiry.
+/// Whether a hold of this claim needs a session of its own, because other processes rely on its token and on its expiry.
 pub(crate) fn needs_own_session(claim: &Claim) -> bool {
     claim.record
 }
@@ -60,7 +60,7 @@ impl State {
         grant
     }
 
-    /// From exclusive to shared: under the same key, so in the same place before all waiters.
+    /// A downgrade from exclusive to shared: under the same key, so in the same place ahead of all waiters.
     pub(crate) async fn downgrade(
         self: &Arc<Self>,
         claim: &Claim,

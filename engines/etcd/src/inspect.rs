@@ -1,4 +1,4 @@
-//! Looking at locks, and taking them from their holders.
+//! Looking at locks, and evicting their holders.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -22,7 +22,7 @@ const MAX_PAGE: usize = 5000;
 /// How long a message waits for a holder that is not connected.
 const MESSAGE_SECONDS: i64 = 5;
 
-/// How long each lease that was asked about has left.
+/// The remaining time of each lease that was looked up.
 type Leases = HashMap<i64, Duration>;
 
 #[async_trait]
@@ -73,7 +73,7 @@ impl Inspect for State {
         let kvs = got.take_kvs();
         let mut queues = self.queues_in(&kvs);
         if more && let Some((name, queue)) = queues.last_mut() {
-            // It may go on in the next part.
+            // Its queue may continue in the next part.
             *queue = self.queue(name).await?;
         }
         let (mut items, mut leases) = (Vec::new(), Leases::new());
@@ -106,7 +106,7 @@ impl Inspect for State {
                 Evict::Release => EVICTED,
                 Evict::Ask => ASKED,
             };
-            // With a lease that nobody renews: a message that nobody reads disappears.
+            // With a lease that is not renewed, so that an unread message disappears.
             let (lease, _) = self.cluster.grant_lease(MESSAGE_SECONDS).await?;
             let options = PutOptions::new().with_lease(lease);
             changes.push(TxnOp::put(message_key(client, id), message, Some(options)));
@@ -142,8 +142,8 @@ impl State {
         Ok(queue)
     }
 
-    /// Whether a key in the queue of this lock is a claim for it. In Go's layout the keys of lock `a/b` lie in the queue of
-    /// lock `a`, and exclude its claims.
+    /// Whether a key in the queue of this lock is a claim for this lock. In Go's layout the keys of lock `a/b` are in the queue
+    /// of lock `a`, and exclude its claims.
     fn is_of(&self, name: &LockName, stored: &Stored) -> bool {
         self.layout().name_of(&stored.key).as_ref() == Some(name)
     }

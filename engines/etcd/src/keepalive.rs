@@ -12,7 +12,7 @@ use crate::layout::is_release_notice;
 use crate::session::{Class, Hold, Pin, Session};
 use crate::state::State;
 
-/// When the release of an expired hold is tried again.
+/// The pause before the release of an expired hold is tried again.
 const RETRY: Duration = Duration::from_millis(500);
 
 impl State {
@@ -53,7 +53,7 @@ impl State {
         Ok(pin)
     }
 
-    /// Makes sure that the session was alive, and the keys of its holds there, at some time after `since`.
+    /// Makes sure that at some time after `since` the session was alive, and the keys of its holds existed.
     pub(crate) async fn check(
         &self,
         session: &Arc<Session>,
@@ -99,7 +99,7 @@ impl State {
         let found: HashSet<&Vec<u8>> = keys.iter().collect();
         let earlier = holds.iter().filter(|(_, hold)| hold.since < sent);
         for (id, hold) in earlier.filter(|(_, hold)| !found.contains(&hold.key)) {
-            // The leader answers about leases without asking the others, and may be behind: the quorum decides.
+            // The leader answers about leases without asking the others, and may lag: the quorum decides.
             let exists = self.cluster.exists(&hold.key, hold.revision).await?;
             if !exists && session.forget_hold(*id) {
                 // The servers do not say who deleted the key.
@@ -117,8 +117,8 @@ impl State {
         Ok(())
     }
 
-    /// Deletes keys that have no claim, once over each connection. What happened before a connection was opened is not known:
-    /// a snapshot that was restored brings back the keys of claims that ended long ago.
+    /// Deletes keys that have no claim, once over each connection. The client does not know what happened before it opened a
+    /// connection: a restored snapshot brings back the keys of claims that ended long ago.
     async fn sweep(&self, session: &Arc<Session>) -> Result<(), RequestError> {
         let connection = self.cluster.connection().await;
         let connection = connection.map_err(RequestError::not_sent)?.number;
@@ -142,7 +142,7 @@ impl State {
         Ok(())
     }
 
-    /// The session has ended: reports the loss of its holds.
+    /// Ends a session that is over, and reports the loss of its holds.
     fn end(&self, session: &Arc<Session>) {
         self.sessions.remove(session);
         for id in session.end() {

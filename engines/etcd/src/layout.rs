@@ -12,13 +12,13 @@ const RELEASE_NOTICES: &str = "fencelock/released/";
 
 pub(crate) const BASE: &str = "fencelock/base";
 
-/// What the keys of the store's records begin with; their scopes follow.
+/// The beginning of the keys of the store's records. Their scopes follow.
 pub(crate) const RECORD: &str = "fencelock/record/";
 
-/// The most bytes that follow the lock's name in a key, and that it takes to send a key.
+/// The most bytes that follow the lock's name in a key, including the overhead of sending a key.
 const MAX_SUFFIX: usize = 64;
 
-/// Where the keys of locks lie.
+/// How the keys of locks are named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Layout {
@@ -41,7 +41,7 @@ pub(crate) struct KeyNumber {
 }
 
 impl Layout {
-    /// Refuses a lock in whose queue fencelock's own keys would lie.
+    /// Refuses a lock whose queue would contain fencelock's own keys.
     pub(crate) fn check_name(self, name: &LockName) -> Result<()> {
         if self == Self::Fencelock || !self.queue(name).starts_with(ROOT) {
             return Ok(());

@@ -30,7 +30,7 @@
 //! etcd 3.4 or later. With authentication enabled, a user needs `readwrite` on the prefix `fencelock/`; with
 //! `layout=concurrency` also on the prefixes of the names that it locks.
 //!
-//! # What to know
+//! # Limits
 //! * Leases are whole seconds, and the server has a shortest one (about twice its election timeout). The lock of a holder that
 //!   vanished is kept for at least that long.
 //! * A claim that waits, or that takes a lock that was contended recently, is in a session with the lease `claim-window`, and

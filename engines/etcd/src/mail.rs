@@ -33,7 +33,7 @@ impl State {
             .with_range(range_end(&prefix))
             .with_filters([WatchFilterType::NoDelete]);
         let (connection, mut watch) = self.cluster.watch(prefix.as_bytes(), options).await?;
-        // What came before the watch.
+        // Messages from before the watch.
         let all = GetOptions::new().with_range(range_end(&prefix));
         let got = self
             .cluster

@@ -21,11 +21,11 @@ use crate::layout::{LAYOUTS, Layout};
 /// # }
 /// ```
 ///
-/// Opening the store refuses options that make no sense.
+/// Opening the store refuses options that cannot be used.
 ///
-/// # Own options of the driver
-/// From `etcd_client::ConnectOptions` fencelock takes credentials, TLS and all else, and makes connections of its own. It
-/// takes no open client: that one reconnects silently, perhaps to a member that knows less, and a lock must learn of that.
+/// # Options of the driver
+/// `etcd_client::ConnectOptions` may set credentials, TLS and everything else, and fencelock opens connections with them. An
+/// open client cannot be used: it reconnects silently, perhaps to a member that lags, and a lock must learn of that.
 ///
 /// ```no_run
 /// use etcd_client::ConnectOptions;
@@ -48,8 +48,8 @@ impl Options {
         StoreUrl::new("etcd", members, "").into()
     }
 
-    /// The members of one cluster as endpoints, `http://HOST:PORT` or all `https://HOST:PORT`, with own options. Of these,
-    /// `connect_timeout`, `keep_alive`, `require_leader` and `auto_token_refresh` are set.
+    /// The members of one cluster as endpoints, all `http://HOST:PORT` or all `https://HOST:PORT`, with options of the driver.
+    /// Of these, `connect_timeout`, `keep_alive`, `require_leader` and `auto_token_refresh` are overwritten.
     pub fn from_endpoints(
         endpoints: impl IntoIterator<Item = impl AsRef<str>>,
         options: ConnectOptions,

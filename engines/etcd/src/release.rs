@@ -1,9 +1,9 @@
-//! Withdrawing a claim, and the release notice for those who wait for the lock.
+//! Withdrawing a claim, and the release notice for the claims that wait for the lock.
 //!
-//! A waiter whose predecessor ends must know whether the predecessor held. A holder has nobody before it; but a key also ends
-//! because its claim left the queue, or because its session ended. So the release of a contended lock puts a release notice in the
-//! same transaction, and the next waiter watches both keys. The notice is attached to the same lease, is put again by the
-//! next release under the same key, and is deleted when there was none for a while.
+//! A waiter whose predecessor ends must know whether the predecessor held. A holder has no predecessor, but a key also ends
+//! when its claim leaves the queue, or its session ends. So the release of a contended lock puts a release notice in the same
+//! transaction, and the next waiter watches both keys. The notice is attached to the same lease. The next release puts it again
+//! under the same key, and it is deleted when there was no release for a while.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,7 +29,7 @@ impl State {
         let expired = entry.session.has_ended();
         if how == Leave::Abandon && entry.holds && !claim.lock_delay.is_zero() {
             entry.session.abandon(claim);
-            // Its key stays for a while.
+            // The key stays for a while, so it must not be reused.
             self.entries.lock().begin_series();
             self.entries.lock().remove(claim.id);
             return Ok(Withdrawn::Expired);
@@ -37,7 +37,7 @@ impl State {
         let deleted = match entry.created {
             Some((revision, _)) => self.delete_key(claim, &entry, revision).await?,
             None => {
-                // What a request without a reply has put.
+                // Delete what a request without a reply has put.
                 self.update(claim, Entry::mark_withdrawn);
                 self.cluster.delete(&entry.key).await?
             }
@@ -68,7 +68,7 @@ impl State {
         revision: i64,
     ) -> Result<bool, RequestError> {
         let deleted = match self.layout() {
-            // No other claim had this key meanwhile, nor will one have it if there is no reply.
+            // No other claim had this key meanwhile, and none will get it if there is no reply.
             Layout::Fencelock => self.release(claim, entry).await,
             Layout::Concurrency => {
                 let key = entry.key.as_bytes();
@@ -78,8 +78,8 @@ impl State {
         if deleted.is_err() {
             self.entries.lock().begin_series();
             if !entry.holds {
-                // Its session may live as long as this client. Its key must not, whether or not the claim is withdrawn
-                // again. A hold ends when nobody renews it.
+                // The session may live as long as this client. The key must not, even if the claim is not withdrawn again. A
+                // hold that is not renewed ends.
                 entry.session.retire();
                 self.update(claim, Entry::mark_withdrawn);
             }
@@ -87,8 +87,8 @@ impl State {
         deleted
     }
 
-    /// Waits until no request without a reply can put the claim any more: its sessions have ended. `false` if that takes too
-    /// long.
+    /// Waits until no request without a reply can put the claim any more, because its sessions have ended. `false` if that
+    /// takes too long.
     async fn is_settled(&self, entry: &Entry) -> bool {
         if entry.in_doubt.is_empty() {
             return true;
@@ -126,7 +126,7 @@ impl State {
         ]);
         let reply = match self.cluster.txn(|| "releasing".into(), release).await {
             Ok(reply) => reply,
-            // Nothing was done.
+            // The transaction had no effect.
             Err(failed) if failed.lease_expired => return self.cluster.delete(&entry.key).await,
             Err(failed) => return Err(failed),
         };
@@ -134,7 +134,7 @@ impl State {
         Ok(replies.any(|op| matches!(op, TxnOpResponse::Delete(deleted) if deleted.deleted() > 0)))
     }
 
-    /// Has a release notice deleted in the background when it is of no use any more.
+    /// Has a release notice deleted in the background when it is no longer useful.
     fn delete_later(self: &Arc<Self>, notice: &str) {
         let was_empty = {
             let mut notices = self.release_notices.lock();
@@ -147,7 +147,7 @@ impl State {
         }
     }
 
-    /// Takes out the notices that are old enough. `None` if there were none at all.
+    /// Takes out the notices that are old enough. `None` if there were no notices.
     fn take_old_notices(&self) -> Option<Vec<String>> {
         let mut notices = self.release_notices.lock();
         if notices.is_empty() {

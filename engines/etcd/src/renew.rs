@@ -71,8 +71,8 @@ impl State {
         join_all(checks).await
     }
 
-    /// The session of a hold. Moves the hold first if its session does not suit it, or the store has another token. `None` if
-    /// it does not hold.
+    /// The session of a hold. Moves the hold first if its session does not suit it, or if the store has another token. `None`
+    /// if the claim does not hold.
     async fn session_of_hold(self: &Arc<Self>, held: &HeldClaim) -> Result<Option<Arc<Session>>> {
         let claim = &held.claim;
         let Some(entry) = self.holding(held) else {
@@ -89,7 +89,7 @@ impl State {
         let offset = u32::try_from(offset).unwrap_or(0);
         let session = self.move_hold(claim, &entry, offset).await?;
         if let Some(session) = &session {
-            // Noted before the check, which removes it again if its key is gone.
+            // Noted before the check, which forgets the hold if its key is gone.
             let now = Clock::Boot.now();
             let from = (now, held.shorten);
             session.hold(claim, entry.key.as_bytes(), revision, tokens, from);
@@ -116,7 +116,7 @@ impl State {
         }
     }
 
-    /// The answer for a claim that does not hold: with its session, or by itself.
+    /// The answer for a claim that does not hold: its session has ended, or only the hold.
     fn not_held(&self, held: &HeldClaim) -> Renewal {
         let entries = self.entries.lock();
         match entries.get(held.claim.id) {

@@ -1,4 +1,4 @@
-//! The requests that are sent to the cluster.
+//! The requests to the cluster.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -99,7 +99,7 @@ impl Cluster {
         })
     }
 
-    /// Creates a lease: its id, and how long the server keeps it.
+    /// Creates a lease. Returns its id, and how long the server keeps it.
     pub(crate) async fn grant_lease(&self, seconds: i64) -> Result<(i64, Duration), RequestError> {
         let send = |on: Arc<Connection>| async move { on.lease.clone().grant(seconds, None).await };
         let granted = self
@@ -173,8 +173,8 @@ impl Cluster {
         Ok(self.request(|| "watching".into(), open).await?)
     }
 
-    /// Watches the deletion of each of these keys (of a release notice: the put), in their order, all over one connection. A
-    /// watch may be an earlier one that was kept.
+    /// Watches the deletion of each of these keys (for a release notice: the put), in their order, all over one connection. A
+    /// watch may be one that was kept from an earlier use.
     pub(crate) async fn watch_each(&self, keys: &[&[u8]]) -> Result<(Arc<Connection>, Vec<Watch>)> {
         let open = |on: Arc<Connection>| async move {
             let all = keys.iter().map(|key| {

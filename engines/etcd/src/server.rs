@@ -1,4 +1,4 @@
-//! What the cluster says of itself, and what the engine promises on it.
+//! What a member says about the cluster, and what the engine promises on it.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ pub(crate) fn promises(config: &Config, limits: Vec<Finding>) -> Promises {
 }
 
 impl ServerInfo {
-    /// The known bugs of the version that affect locks. They need a change of the leader, so more than one member.
+    /// The known bugs of the version that affect locks. They only appear when the leader changes, so with more than one member.
     pub(crate) fn limits(&self) -> Vec<Finding> {
         let version = &self.version;
         let mut numbers = version.split(['.', '-']).map(str::parse::<u32>);

@@ -1,9 +1,9 @@
 //! Sessions: leases to which the keys of many claims are attached, kept alive for all of them at once.
 //!
-//! A session has one length of lease, and room for a number of keys; then another session of the same length is begun. Waiting
-//! claims are in the *waiting session*, whose lease is the claim window, so that dead waiters leave the queue soon. The first
-//! renewal of a hold moves it into the session of its own ttl. A claim whose token others read (a child process may believe
-//! in it) has a session of its own, which only its own renewals prolong.
+//! A session has one length of lease, and room for a number of keys; when it is full, another one of the same length is begun.
+//! Waiting claims are in the *waiting session*, whose lease is the claim window, so that dead waiters leave the queue soon. The
+//! first renewal of a hold moves it into the session of its own ttl. A claim whose token other processes read (a child process
+//! may rely on it) has a session of its own, which only its own renewals prolong.
 //!
 //! A session in which a request of unknown outcome may still take effect is *retired*: no new claim enters it, keys
 //! that belong to no claim are deleted, and it is revoked as soon as it is empty. After that the request can only fail.
@@ -42,7 +42,7 @@ pub(crate) struct Session {
     pub(crate) ttl: Duration,
     class: Class,
     pub(crate) status: Mutex<Status>,
-    /// How many bytes the keys of the claims take that keep the session alive.
+    /// The total length, in bytes, of the keys of the claims that keep the session alive.
     pinned: AtomicUsize,
     /// Held during a check: one at a time.
     pub(crate) checking: tokio::sync::Mutex<()>,
@@ -53,7 +53,7 @@ pub(crate) struct Session {
 pub(crate) struct Status {
     /// When the last request was sent that prolonged the lease.
     pub(crate) confirmed: BootInstant,
-    /// When the last check was sent that also found the keys of all holds.
+    /// When the last check was sent that also confirmed the keys of all holds.
     pub(crate) audited: BootInstant,
     /// When the session was last needed.
     used: BootInstant,
@@ -73,7 +73,7 @@ pub(crate) struct Hold {
     pub(crate) key: Vec<u8>,
     pub(crate) revision: i64,
     pub(crate) since: BootInstant,
-    /// When the server is to release it unless it is renewed.
+    /// When the hold ends unless it is renewed.
     pub(crate) until: BootInstant,
 }
 
@@ -97,7 +97,7 @@ impl Drop for Pin {
 impl Class {
     /// The session for a hold of this claim.
     pub(crate) fn for_hold(claim: &Claim, own: bool) -> Self {
-        // A third more, so that a grant has its whole ttl however long ago the session was prolonged.
+        // A third more, so that a grant has its whole ttl even if the session was prolonged some time ago.
         let lease = claim.ttl.saturating_add(claim.ttl / 3);
         Self {
             seconds: whole_seconds(lease.saturating_add(claim.lock_delay)),
@@ -188,7 +188,7 @@ impl Session {
         }
     }
 
-    /// A request of unknown outcome may put a key in the session: no new claim may enter it.
+    /// Retires the session, into which a request of unknown outcome may put a key: no new claim may enter it.
     pub(crate) fn retire(&self) {
         {
             let mut status = self.status.lock();
@@ -212,8 +212,8 @@ impl Session {
         self.class.only == class.only && long_enough
     }
 
-    /// Notes a hold of this claim until its lease ends, counted from the request that was sent at `sent`; no shorter than
-    /// before, unless it is to `shorten`. What the client may believe; `None` if the session has ended.
+    /// Notes a hold of this claim until its lease ends, counted from the request that was sent at `sent`. The end never moves
+    /// back, unless it is to `shorten`. Returns what the client may believe; `None` if the session has ended.
     pub(crate) fn hold(
         &self,
         claim: &Claim,
@@ -258,14 +258,14 @@ impl Session {
         forgotten
     }
 
-    /// A retired session is revoked as soon as it is empty. Other sessions are kept for a while, so nobody is woken for them.
+    /// A retired session is revoked as soon as it is empty. Other sessions are kept for a while, so no task is woken for them.
     fn notify_if_done(&self) {
         if self.is_retired_and_empty() {
             self.changed.notify_waiters();
         }
     }
 
-    /// Leaves a hold to its lock-delay. Its validity ended a little before its lease does.
+    /// Leaves a hold for its lock-delay. The validity of a hold ends a little before its lease.
     pub(crate) fn abandon(&self, claim: &Claim) {
         let margin = claim.ttl / 50 + Duration::from_millis(10);
         let latest = Clock::Boot.now() + claim.lock_delay + margin;
@@ -284,7 +284,7 @@ impl Session {
         holds
     }
 
-    /// Whether only the renewals of its one holder prolong it.
+    /// Whether only the renewals of its single holder prolong it.
     fn is_held_by_one(&self) -> bool {
         self.class.is_for_one() && !self.status.lock().holds.is_empty()
     }
@@ -294,7 +294,7 @@ impl Session {
         !self.is_held_by_one() && now >= self.status.lock().confirmed + self.ttl / 4
     }
 
-    /// When its background task has something to do: the lease must be prolonged, a hold has expired, or the session was
+    /// When its background task has something to do: the lease must be prolonged, a hold has expired, or the session has been
     /// unused for a long time.
     pub(crate) fn next_wake_up(&self, failed: bool) -> BootInstant {
         let (now, held_by_one, empty) = (Clock::Boot.now(), self.is_held_by_one(), self.is_empty());
@@ -352,13 +352,13 @@ impl Sessions {
     pub(crate) fn usable(&self, class: Class, bytes: usize) -> Option<Arc<Pin>> {
         let session = self.open.lock().get(&class).cloned()?;
         let status = session.status.lock();
-        // A session that was not confirmed for a long time may have expired.
+        // A session that has not been confirmed for a long time may have expired.
         let fresh = Clock::Boot.now().since(status.confirmed) < session.ttl * 2 / 3;
         let full = session.pinned.load(Ordering::SeqCst) + bytes > CAPACITY;
         if !fresh || full || status.ended || status.retired {
             return None;
         }
-        // Under the lock, so that the session is not found empty meanwhile.
+        // Under the lock, so that the session is not closed as empty meanwhile.
         session.pinned.fetch_add(bytes, Ordering::SeqCst);
         drop(status);
         Some(Arc::new(Pin { session, bytes }))

@@ -1,5 +1,5 @@
-//! One attempt at a time at something that many tasks need. The tasks that waited for an attempt that failed share its
-//! failure: if each tried in turn, the last one would wait for all the others.
+//! One attempt at a time at something that many tasks need. Tasks that waited for an attempt that failed share its error. If
+//! each tried in turn, the last one would wait for all the others.
 
 use std::time::Duration;
 
@@ -46,7 +46,7 @@ impl Attempt<'_> {
         }
     }
 
-    /// Passes a failure on to the tasks that wait. Refusals are not shared: they come quickly.
+    /// Passes a failure on to the tasks that wait. Refusals are not shared, because they come quickly.
     pub(crate) fn fail(&mut self, error: &Error) {
         if let Error::Unavailable { action, cause, .. } = error {
             *self.last_failure = Some(Failure {

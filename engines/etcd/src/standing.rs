@@ -1,4 +1,4 @@
-//! How a claim stands in the queue: read from the store.
+//! The standing of a claim in the queue, read from the store.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::state::State;
 use crate::stored::{self, admitted};
 use crate::txns::{found, revision};
 
-/// A waiter is woken by the end of its predecessor. In case that is missed, it looks this often.
+/// A waiter is woken by the end of its predecessor. It also checks this often, in case it missed that.
 const RECHECK: Duration = Duration::from_secs(30);
 
 pub(crate) enum Position {
@@ -38,7 +38,7 @@ impl State {
             Position::Holds => self.grant(claim, sent).await,
             Position::Gone => Ok(None),
             Position::Waits(_) if !claim.wait => {
-                // It was put only to be counted.
+                // The claim was put only to be counted.
                 if let Some((key, revision)) = self.key_of(claim) {
                     self.cluster
                         .delete_created(key.as_bytes(), revision)
@@ -65,9 +65,8 @@ impl State {
         self.position_in(claim, &reply)
     }
 
-    /// The position of a claim according to the member that is asked, at this revision or later. Asks the quorum if the member
-    /// is behind that. A member that is behind the quorum may still see a claim before this one, but a claim that is first
-    /// stays first.
+    /// The position of a claim according to the connected member, at this revision or later. Asks the quorum if the member
+    /// lags. Such a member may still see a claim ahead that is gone, but a claim that is first stays first.
     pub(crate) async fn position_at_member(
         &self,
         claim: &Claim,
@@ -136,7 +135,7 @@ impl State {
         if admitted(modes.iter().map(|(_, mode)| *mode)) == modes.len() {
             return Ok(Position::Holds);
         }
-        // It waits for the last claim of another kind; if there is none (too many permits), for the end of any.
+        // It waits for the last claim of another kind. If there is none (too many permits), it waits for the end of any claim.
         let same = |mode: &Mode| mode.letter() == claim.mode.letter();
         let other = modes.into_iter().rev().find(|(_, mode)| !same(mode));
         let waits_for = other.map_or(WaitsFor::Any, |(kv, _)| WaitsFor::key(kv, false));
@@ -144,8 +143,8 @@ impl State {
     }
 }
 
-/// The position of an exclusive claim at the end of a queue, of which these are the last two, the last first, and whether there
-/// are `more`. `None` if the claim is not the last.
+/// The position of an exclusive claim at the end of a queue. `queue` has the last two claims, the last one first, and `more`
+/// says whether there are more. `None` if the claim is not the last.
 pub(crate) fn position_at_end(own: &[u8], queue: &[KeyValue], more: bool) -> Option<Position> {
     match queue {
         [last] if last.key() == own => Some(Position::Holds),

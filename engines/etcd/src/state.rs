@@ -16,7 +16,7 @@ use crate::layout::Layout;
 use crate::session::Sessions;
 use crate::token_base::TokenBase;
 
-/// How long closing waits for a cluster that does not answer.
+/// How long `close` waits for a cluster that does not answer.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
@@ -29,7 +29,7 @@ pub(crate) struct State {
     /// The release notices that this client has put, and when.
     pub(crate) release_notices: Mutex<HashMap<String, Instant>>,
     pub(crate) promises: Promises,
-    /// The id of this client: in the names of its keys and of its mailbox.
+    /// The id of this client. The names of its keys and of its mailbox contain it.
     pub(crate) client: String,
     pub(crate) events: EventSender,
     pub(crate) reads_mail: AtomicBool,

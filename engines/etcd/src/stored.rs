@@ -22,7 +22,7 @@ pub(crate) const DOWNGRADED: u32 = TOKENS_PER_REVISION - 1;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Stored {
-    /// `None` for another kind of client.
+    /// `None` if another program has written the key.
     pub(crate) id: Option<ClaimId>,
     pub(crate) owner: String,
     pub(crate) label: Option<String>,
@@ -45,7 +45,7 @@ pub(crate) fn write(claim: &Claim, base: Option<u64>, mailbox: &str, offset: u32
     let (id, mode, owner) = (claim.id, claim.mode.as_str(), quoted(&claim.owner));
     let (ttl, lock_delay) = (millis(claim.ttl), millis(claim.lock_delay));
     let tokens = token_count(claim, base);
-    // Formatted by hand: building a JSON value first takes longer than everything else that is done for a lock here.
+    // Formatted by hand: building a JSON value first takes longer than all other work for a lock in this process.
     let mut value = format!(
         r#"{{"fencelock":{VERSION},"id":"{id}","mode":"{mode}","owner":{owner},"ttl_ms":{ttl},"lock_delay_ms":{lock_delay},"tokens":{tokens},"at":{offset},"mailbox":"{mailbox}""#
     );
@@ -190,14 +190,15 @@ fn foreign(key: &[u8], value: &[u8], revision: i64, lease: i64) -> Stored {
 }
 
 impl Stored {
-    /// For a claim in the queue of another lock: its owner does not hold that lock, and must not enter it.
+    /// Hides the owner of a claim that is in the queue of another lock: that owner does not hold this lock, and must not join
+    /// it.
     pub(crate) fn hide_owner(&mut self) {
         self.id = None;
         self.mailbox = None;
         self.owner = String::from_utf8_lossy(&self.key).into_owned();
     }
 
-    /// The claim as a holder. `left` is what is left of its session's lease.
+    /// The claim as a holder. `left` is the remaining time of its session's lease.
     pub(crate) fn holder(&self, left: Option<Duration>) -> HolderView {
         let longest = self.ttl.map(|ttl| ttl + self.lock_delay);
         HolderView::new(self.owner.clone(), self.mode)
@@ -213,7 +214,7 @@ impl Stored {
     }
 }
 
-/// How many claims hold, counted from the head of the queue: each is admitted beside all before it.
+/// How many claims hold, counted from the head of the queue: each is admitted beside all claims ahead of it.
 pub(crate) fn admitted(queue: impl Iterator<Item = Mode>) -> usize {
     let mut holders: Vec<Mode> = Vec::new();
     for mode in queue {

@@ -1,14 +1,14 @@
-//! The token base: the number that tokens are counted from.
+//! The token base: the number from which tokens are counted.
 //!
-//! A token is the create revision of the claim's key times 16, plus the base, which is stored at `fencelock/base`. When
-//! somebody restores a snapshot, revisions go back, and the stored base with them. Therefore each client raises the base over
-//! each of its connections, before its first claim there, until the next token is at least the time in microseconds. Tokens
-//! never run far ahead of the time, so the tokens after a restore are above those from before it.
+//! A token is the create revision of the claim's key times 16, plus the base, which is stored at `fencelock/base`. When a
+//! snapshot is restored, revisions go back, and the stored base with them. Therefore each client raises the base over each of
+//! its connections, before its first claim there, until the next token is at least the time in microseconds. Tokens never run
+//! far ahead of the time, so the tokens after a restore are above those from before it.
 //!
 //! The driver reconnects silently, so each connection has a watch whose end shows that it broke.
 //!
-//! The transaction that puts a claim compares the base. A client that knows an old base is told the new one. The base is
-//! only ever raised.
+//! The transaction that puts a claim compares the base. The reply gives a client with an old base the new one. The base is only
+//! ever raised.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -24,12 +24,12 @@ use crate::layout::{BASE, Layout};
 use crate::single_flight::SingleFlight;
 use crate::stored::TOKENS_PER_REVISION;
 
-/// By how many microseconds the next token may be below the time. Every restore takes longer, and clients that start
-/// together do not all raise the base, one after the other.
+/// How far the next token may be below the time, in microseconds. Every restore takes longer. And clients that start together
+/// do not each raise the base, one after the other.
 const TOLERANCE: u64 = 100_000;
 
-/// For how long the base is trusted over a connection whose end is not watched. Raising the base makes the claims fail that are under
-/// way, so this is longer than a claim takes on a busy machine.
+/// For how long the base is trusted over a connection whose end is not watched. Raising the base makes the claims that are
+/// under way fail, so this is longer than a claim takes on a busy machine.
 const UNGUARDED: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Default)]
@@ -45,14 +45,14 @@ pub(crate) struct TokenBase {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Known {
     base: u64,
-    /// The floor that it was raised above.
+    /// The floor above which it was raised.
     floor: u64,
     /// The connection over which it was raised.
     connection: u64,
     raised_at: BootInstant,
 }
 
-/// What a claim must come after to be trusted. See [`TokenBase::before_claim`].
+/// The state that a claim must come after, to be trusted. See [`TokenBase::before_claim`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BeforeClaim {
     /// The connection over which the base was raised. `None` in Go's layout.
@@ -62,7 +62,7 @@ pub(crate) struct BeforeClaim {
 }
 
 impl TokenBase {
-    /// The base, if it can be trusted over this connection.
+    /// The base, if this client may rely on it over this connection.
     fn trusted(&self, connection: &Connection) -> Option<u64> {
         let known = (*self.known.lock()).filter(|known| known.connection == connection.number)?;
         let fresh = || Clock::Boot.now() < known.raised_at + UNGUARDED;
@@ -74,13 +74,13 @@ impl TokenBase {
         self.highest.fetch_max(token.get(), Ordering::SeqCst);
     }
 
-    /// From now on claims are sent with a base with which their tokens are above this floor.
+    /// From now on claims are sent with a base that puts their tokens above this floor.
     pub(crate) fn accept_above(&self, floor: Token) {
-        // A base that was not raised above it is not trusted any more.
+        // A base that was not raised above the floor is no longer trusted.
         self.floor.fetch_max(floor.get(), Ordering::SeqCst);
     }
 
-    /// What a claim that is sent with the known base must come after.
+    /// The state that a claim must come after if it is sent with the known base.
     pub(crate) fn before_claim(&self, cluster: &Cluster) -> BeforeClaim {
         let known = *self.known.lock();
         BeforeClaim {
@@ -98,7 +98,7 @@ impl TokenBase {
         *self.known.lock() = None;
     }
 
-    /// Whether a request found another base than it was sent with. Notes the new one.
+    /// Notes another base that a request found. Returns whether it differs from the one with which the request was sent.
     pub(crate) fn has_changed(&self, used: Option<u64>, found: Option<u64>) -> bool {
         let Some(used) = used.filter(|_| used != found) else {
             return false;
@@ -202,7 +202,7 @@ fn now() -> u64 {
     now.map_or(0, |now| u64::try_from(now.as_micros()).unwrap_or(u64::MAX))
 }
 
-/// The token base as its key has it. `None` if the value is not a number.
+/// The token base in a key's value. `None` if the value is not a number.
 pub(crate) fn number_in(kv: &KeyValue) -> Option<u64> {
     kv.value_str().ok()?.parse().ok()
 }
@@ -212,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_higher_base_is_taken_over_and_a_lower_one_is_not() {
+    fn a_higher_base_is_adopted_and_a_lower_one_is_not() {
         let base = TokenBase::default();
         let known = |base| {
             let raised_at = BootInstant::from_nanos(7);

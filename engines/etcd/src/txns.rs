@@ -1,4 +1,4 @@
-//! The transactions that put a claim, and that read how it stands.
+//! The transactions that put a claim, and that read its standing.
 
 use std::sync::Arc;
 
@@ -65,8 +65,8 @@ impl State {
             .or_else(otherwise)
     }
 
-    /// If the claim's key exists, reads it and the keys before it: all, or for exclusive mode the last one. `from_member`:
-    /// the member that is asked answers alone, without the quorum.
+    /// If the claim's key exists, reads it and the keys ahead of it: all of them, or for exclusive mode the last one. With
+    /// `from_member` the connected member answers alone, without the quorum.
     pub(crate) fn standing_txn(
         &self,
         claim: &Claim,
@@ -112,7 +112,7 @@ impl State {
         match new.claim.mode {
             Mode::Shared => {
                 let others = ["p", "x"].map(|mode| absent(format!("{queue}{mode}")));
-                // An earlier request may have put it: a second put would keep its revision and change its session.
+                // An earlier request may have put the key. A second put would keep its revision and change its session.
                 is_new(new).into_iter().chain(others).collect()
             }
             Mode::Exclusive | Mode::Permit { .. } => {
@@ -122,7 +122,7 @@ impl State {
         }
     }
 
-    /// Reads what shows how a new claim stands: the last two keys in exclusive mode, all of them otherwise.
+    /// Reads what shows the standing of a new claim: the last two keys in exclusive mode, all keys otherwise.
     fn read_queue(&self, claim: &Claim) -> TxnOp {
         let queue = self.layout().queue(&claim.name);
         let options = GetOptions::new().with_range(range_end(&queue));

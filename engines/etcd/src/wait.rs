@@ -1,10 +1,10 @@
-//! Waiting. Watches are opened first and the queue is read afterwards, so that nothing between is missed, and so that
-//! etcd need not read its history for a watch (it does that only every 100 ms).
+//! Waiting. Watches are opened first and the queue is read afterwards, so that no change is missed, and so that etcd need not
+//! read its history for a watch (which it does only every 100 ms).
 //!
 //! An exclusive claim watches the key of its predecessor. If the predecessor was the head of the queue, its end is the claim's
-//! turn. The claim need not read who was the head: the client that releases a contended lock puts a release notice (see the module
-//! `release`), and a holder has nobody before it. The claim watches its own key as well, so that it does not take a turn after
-//! its own end. etcd reports all of that on one stream, in the order in which it happened.
+//! turn. The claim need not read whether it was: the client that releases a contended lock puts a release notice (see the
+//! module `release`), and a holder has no predecessor. The claim also watches its own key, so that it does not take a turn
+//! after its own end. etcd reports all of that on one stream, in the order of the changes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +22,7 @@ use crate::standing::Position;
 use crate::state::State;
 use crate::watches::Watch;
 
-/// What happened in one transaction is reported together, but not in one message.
+/// Changes of one transaction are reported close together, but not in one message.
 const TOGETHER: Duration = Duration::from_millis(2);
 
 /// A key, and the revision that created it.
@@ -38,7 +38,7 @@ struct Watched {
 struct End {
     key: Vec<u8>,
     watch: Watch,
-    /// The key existed with this create revision after the watch was in place.
+    /// The create revision with which the key existed after the watch was open.
     confirmed: Option<i64>,
 }
 
@@ -93,7 +93,7 @@ impl Watched {
         }
     }
 
-    /// Whether the predecessor said that it held, now that the watch with this index reported something.
+    /// Whether the predecessor held and was released, now that the watch with this index has reported something.
     async fn was_released(&mut self, index: usize, predecessor: &Predecessor) -> bool {
         match (index, &mut self.ends[..]) {
             (1, [_, _, _]) => true,
@@ -136,7 +136,7 @@ impl State {
         }
     }
 
-    /// Waits behind a predecessor until the standing may have changed.
+    /// Waits for a predecessor until the standing may have changed.
     async fn wait_behind(
         self: &Arc<Self>,
         claim: &Claim,
@@ -158,7 +158,7 @@ impl State {
         let each = || now.ends.iter().zip(&keys);
         let over = each().any(|(end, (_, created))| end.is_over(*created));
         let certain = each().all(|(end, (_, created))| end.is_certain(*created));
-        // A predecessor that exists was not released before.
+        // A predecessor that still exists has not been released.
         if over || !(certain || self.all_exist(&[own, before]).await?) {
             return self.look(claim, now, own, watched).await;
         }
@@ -179,7 +179,7 @@ impl State {
         }
     }
 
-    /// Reads the claim's standing while the watches are in place, and keeps them.
+    /// Reads the claim's standing while the watches are open, and keeps them.
     async fn look(
         self: &Arc<Self>,
         claim: &Claim,
@@ -199,7 +199,7 @@ impl State {
         self.standing(claim, sent, Some(position)).await
     }
 
-    /// Watches the ends of these keys and of no others, in their order. Keeps the watches that there are.
+    /// Watches the end of exactly these keys, in their order. Existing watches are kept.
     async fn watch_all(&self, keys: &[Key<'_>], earlier: Option<Watched>) -> Result<Watched> {
         let (connection, mut ends) = match earlier {
             Some(Watched { connection, ends }) => (Some(connection), ends),
@@ -234,7 +234,7 @@ impl State {
     async fn all_exist(&self, keys: &[Key<'_>]) -> Result<bool> {
         let same =
             |(key, created): &Key<'_>| Compare::create_revision(*key, CompareOp::Equal, *created);
-        // A transaction that reads nothing is answered by the member alone, the one that watches.
+        // A transaction that reads nothing is answered by the member alone, which is also the one that watches.
         let look = Txn::new().when(keys.iter().map(same).collect::<Vec<_>>());
         let looked = self.cluster.txn(|| "waiting".into(), look).await?;
         Ok(looked.succeeded())
@@ -262,7 +262,7 @@ impl State {
         };
         loop {
             let sent = Clock::Boot.now();
-            // The member's watch is in place: it will report what it has not applied yet.
+            // The member's watch is open: it will report changes that the member has not applied yet.
             let position = self.position_at_member(claim, watch.seen()).await?;
             let same = matches!(&position, Position::Waits(now) if now == waits_for);
             let standing = self.standing(claim, sent, Some(position)).await?;

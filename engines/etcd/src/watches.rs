@@ -1,7 +1,7 @@
-//! All watches of a connection, on one stream. A stream for each waiter would cost more than the wait itself.
+//! All watches of a connection, on one stream. A stream for each waiter would cost more than the waiting itself.
 //!
 //! A watch on one key is kept for a while after its last use. A client that takes a contended lock again and again mostly waits
-//! behind the same client, whose keys have the same names each time; then the server is asked nothing.
+//! behind the same client, whose keys have the same names each time. Then no request to the server is needed.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -33,7 +33,7 @@ struct OpenRequest {
     reply: oneshot::Sender<Result<Watch, Driver>>,
 }
 
-/// Opens watches on the stream. The stream's task runs as long as this lives.
+/// Opens watches on the stream. The stream's task runs as long as this exists.
 #[derive(Debug)]
 pub(crate) struct Watches {
     commands: mpsc::UnboundedSender<Command>,
@@ -45,7 +45,7 @@ pub(crate) struct Watch {
     id: i64,
     /// The watch sees every change after this revision.
     pub(crate) from: i64,
-    /// The revision of the last change that it saw, perhaps before it was asked for. 0 if there was none.
+    /// The revision of the last change that it saw, perhaps before this use of the watch. 0 if there was none.
     pub(crate) last: i64,
     responses: mpsc::UnboundedReceiver<WatchResponse>,
     commands: mpsc::WeakUnboundedSender<Command>,
@@ -61,7 +61,7 @@ impl Drop for Watch {
 }
 
 impl Watch {
-    /// The next response. `None` when the watch has ended, for whatever reason.
+    /// The next response. `None` when the watch has ended for any reason.
     pub(crate) async fn next(&mut self) -> Option<WatchResponse> {
         let response = self.responses.recv().await?;
         (!response.canceled()).then_some(response)
@@ -107,7 +107,7 @@ impl Watches {
     /// Opens a watch that sees every change from now on: it is in place when this returns.
     ///
     /// # Cancel safety
-    /// May be dropped: the watch then ends.
+    /// If the future is dropped, the watch ends.
     pub(crate) async fn open(
         &self,
         key: &[u8],
@@ -132,7 +132,7 @@ struct Stream {
     commands: mpsc::WeakUnboundedSender<Command>,
     /// `None` while there is no stream.
     sender: Option<WatchRequestSender>,
-    /// Whether the server has opened a watch on this stream.
+    /// Whether the server has opened at least one watch on this stream.
     proven: bool,
     next_id: i64,
     /// The watches without a reply, in the order of their requests, which is that of the replies.
@@ -260,7 +260,7 @@ impl Stream {
                 Some(responses)
             }
             Err(error) => {
-                // Perhaps nobody waits any more.
+                // Sending fails if the caller has given up.
                 let _ = reply.send(Err(error));
                 None
             }
@@ -330,9 +330,9 @@ impl Stream {
         };
         if response.canceled() {
             let why = format!("it was refused: {}", response.cancel_reason());
-            // Perhaps nobody waits any more.
+            // Sending fails if the caller has given up.
             let _ = reply.send(Err(Driver::WatchError(why)));
-            // The stream has the rights that it was opened with, and they expire.
+            // The rights of a stream are those of the time when it was opened, and they expire.
             return !self.proven;
         }
         self.proven = true;
@@ -365,7 +365,7 @@ fn newest_revision(response: &WatchResponse) -> i64 {
     events.map(|kv| kv.mod_revision()).max().unwrap_or(0)
 }
 
-/// The next response of the stream. Waits for ever if there is no stream.
+/// The next response of the stream. Waits forever if there is no stream.
 async fn next(responses: &mut Option<WatchResponseStream>) -> Option<WatchResponse> {
     match responses {
         Some(responses) => responses.message().await.ok().flatten(),
@@ -373,7 +373,7 @@ async fn next(responses: &mut Option<WatchResponseStream>) -> Option<WatchRespon
     }
 }
 
-/// Waits for ever if there is no deadline.
+/// Waits forever if there is no deadline.
 async fn sleep_until(deadline: Option<Instant>) {
     match deadline {
         Some(deadline) => tokio::time::sleep_until(deadline).await,

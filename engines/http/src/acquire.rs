@@ -1,4 +1,4 @@
-//! To take a lock, and to wait for it: `PUT /v1/claims/{id}`.
+//! Taking a lock, and waiting for it: `PUT /v1/claims/{id}`.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -14,14 +14,14 @@ use crate::error::{Action, RequestError, unreadable};
 use crate::reply::Reply;
 use crate::state::{Request, State};
 
-/// When a claim that waits is placed again at the latest. Its polls keep the place until then, so this is far away.
+/// The latest time at which a waiting claim is placed again. Its polls keep its place until then, so this is long.
 const RECHECK: Duration = Duration::from_secs(3600);
 
 /// The least time for an answer.
 const SHORTEST_LIMIT: Duration = Duration::from_millis(500);
 
 pub(crate) async fn place(state: &State, claim: &Claim) -> Result<Standing> {
-    // In time to keep its place by asking another replica.
+    // Short enough that another replica can be asked before the claim loses its place.
     let limit = match state.entries.is_waiting(&claim.id) {
         true => (state.info.window() / 4).max(SHORTEST_LIMIT),
         false => state.config.response_timeout,
@@ -31,7 +31,7 @@ pub(crate) async fn place(state: &State, claim: &Claim) -> Result<Standing> {
         return Ok(Standing::Ended);
     }
     let contention = state.contention.of(&claim.name);
-    // If others want the lock, it is likely to wait: then one request tells its place, and waits.
+    // If others want the lock, the claim will probably wait. Then one request returns its place, and waits.
     let waits = claim.wait && contention.is_contended() && state.info.tells_place();
     let wait = match waits {
         true => Wait::AfterPlace,
@@ -52,8 +52,8 @@ pub(crate) async fn place(state: &State, claim: &Claim) -> Result<Standing> {
     }
 }
 
-/// Whether a claim that belongs to a replica is given up, since that cannot serve it and another one may. What the claim has
-/// there ends by itself within a claim window, if its withdrawal does not end it before.
+/// Whether a claim that belongs to a replica is given up, because that replica cannot serve it and another one may. If
+/// withdrawing fails, what the claim has there ends by itself within a claim window.
 fn goes_elsewhere(state: &State, claim: &Claim, failed: &RequestError) -> bool {
     if state.homes.is_none() || !failed.error.is_away() {
         return false;
@@ -61,7 +61,8 @@ fn goes_elsewhere(state: &State, claim: &Claim, failed: &RequestError) -> bool {
     let Some((home, failures)) = state.entries.failed(&claim.id) else {
         return false;
     };
-    // Once may be a hiccup. A replica that refuses connections, or is about to end, comes back as another one.
+    // One failure may be an accident. A replica that refuses connections, or is about to end, will not continue as the same
+    // replica.
     let is_gone = !failed.in_doubt && failed.kind != Some(Kind::Quota);
     let behind_a_balancer = home.address != state.replicas.address(home.index);
     (is_gone || failures > 1) && (behind_a_balancer || state.replicas.has_another(home.index))
@@ -71,13 +72,13 @@ fn goes_elsewhere(state: &State, claim: &Claim, failed: &RequestError) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
     Not,
-    /// Its answer comes when it has waited.
+    /// Its answer comes after the wait.
     Silently,
-    /// A claim that waits is told its place before, and what comes of it is read later.
+    /// A first answer gives the claim's place at once; the result is read later.
     AfterPlace,
 }
 
-/// One request to take the lock. `at` is the replica that is asked first.
+/// Sends one request to take the lock. `at` is the replica that is tried first.
 pub(crate) async fn put(
     state: &State,
     claim: &Claim,
@@ -109,7 +110,7 @@ pub(crate) async fn put(
         claim: Some(&claim.id),
         at,
         home: home.as_ref(),
-        // What waits would hold up the others.
+        // A request that waits would delay the others.
         with_others: (wait == Wait::Not).then_some(What::Take),
         limit,
     };
@@ -120,7 +121,7 @@ pub(crate) async fn put(
     judge(state, claim, reply)
 }
 
-/// What an answer to a request to take the lock says.
+/// The standing that an answer to a request to take the lock gives.
 pub(crate) fn judge(state: &State, claim: &Claim, reply: Reply) -> Result<Standing, RequestError> {
     let action = Action::of("taking", &claim.name);
     let said = match reply.status() {
@@ -188,7 +189,7 @@ fn take(claim: &Claim, wait: Duration) -> Take {
     }
 }
 
-/// An answer about another claim is none.
+/// Refuses an answer about another claim.
 fn is_this(
     state: &State,
     claim: &Claim,

@@ -1,6 +1,6 @@
-//! Takes and releases that start while others are under way go to their replica together: `POST /v1/batch`. One that is alone
-//! goes as a request of its own. Nothing in a batch waits for a lock, and each answer is handed on when it comes. Where claims
-//! belong to a replica, every request goes alone.
+//! Takes and releases that start while others are under way go to their replica together: `POST /v1/batch`. A request that is
+//! alone is sent as usual. No request in a batch waits for a lock, and each answer is handed on when it comes. Where claims
+//! belong to a replica, every request is sent alone.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -26,29 +26,29 @@ use crate::exchange::{Exchange, Lines};
 /// How many requests to one replica are under way before the next ones are collected.
 const MOST_OUT: usize = 2;
 
-/// One that has no answer after this time holds up no others any more.
+/// After this time, a request without an answer no longer holds back others.
 const SLOW: Duration = Duration::from_millis(2);
 
-/// The service takes a mebibyte.
+/// The longest batch, in bytes. The service accepts one mebibyte.
 const MOST_BYTES: usize = 900 << 10;
 
-/// More than the claim and the words around a request.
+/// An upper bound for the JSON of one item besides its body, in bytes.
 const ITEM_BYTES: usize = 64;
 
-/// So many requests that go alone show that there is no crowd any more.
+/// How many requests in a row must be sent alone until requests count as few again.
 const CROWD: u8 = 16;
 
-/// For how long a replica that knows no batches gets none.
+/// For how long a replica that does not support batches gets none.
 const PLAIN: Duration = Duration::from_secs(60);
 
-/// What a request in a batch asks for; its body is that of the request alone.
+/// What a request in a batch asks for. Its body is the same as that of a single request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum What {
     Take,
     Release,
 }
 
-/// A request that may go with others.
+/// A request that may be sent with others.
 struct Item {
     what: What,
     claim: ClaimId,
@@ -58,7 +58,7 @@ struct Item {
     answer: oneshot::Sender<Result<Answer, NoAnswer>>,
 }
 
-/// What collects requests to one replica.
+/// Collects the requests to one replica.
 pub(crate) struct Batches {
     connections: Arc<Connections>,
     address: String,
@@ -67,12 +67,12 @@ pub(crate) struct Batches {
 
 #[derive(Default)]
 struct Collected {
-    /// How many requests are under way that hold up others.
+    /// How many requests that hold back others are under way.
     out: usize,
     waiting: Vec<Item>,
-    /// While this is above 0, requests are many: those that start at the same time go together from the first one on.
+    /// While this is above 0, requests are frequent: even the first of those that start together waits for the others.
     crowd: u8,
-    /// Until then the replica gets no batches.
+    /// The replica gets no batches until then.
     plain_until: Option<BootInstant>,
 }
 
@@ -85,7 +85,7 @@ impl Batches {
         })
     }
 
-    /// Sends a request, alone or with others, and returns its answer. Must be called within a runtime.
+    /// Sends a request, alone or with others, and returns its answer. Must be called within a tokio runtime.
     pub(crate) async fn ask(
         self: &Arc<Self>,
         (what, claim): (What, ClaimId),
@@ -102,7 +102,7 @@ impl Batches {
         Box::pin(self.ask_with_others(item, limit)).await
     }
 
-    /// A slot for one that need not wait for others to go with it.
+    /// A slot for a request that may be sent alone.
     fn alone(self: &Arc<Self>) -> Option<Slot> {
         let mut state = self.state.lock();
         let alone = state.crowd == 0 && state.out < MOST_OUT && state.waiting.is_empty();
@@ -154,7 +154,7 @@ impl Batches {
         answer.unwrap_or_else(early)
     }
 
-    /// A request no longer holds up others. What has been collected meanwhile is sent. Must be called within a runtime.
+    /// Ends the holding back by one request, and sends what was collected meanwhile. Must be called within a tokio runtime.
     fn pass_on(self: &Arc<Self>) {
         let goes_on = {
             let mut state = self.state.lock();
@@ -167,7 +167,7 @@ impl Batches {
         }
     }
 
-    /// Each as a request of its own.
+    /// Sends each as a request of its own.
     async fn send_each(&self, batch: Vec<Item>) {
         let each = batch.into_iter().map(async |item| {
             let (method, path) = match item.what {
@@ -182,7 +182,7 @@ impl Batches {
                 ..Ask::get("")
             };
             let answer = self.connections.ask(&self.address, ask, item.limit).await;
-            // The caller may be gone.
+            // Sending fails if the caller is gone.
             let _ = item.answer.send(answer);
         });
         join_all(each).await;
@@ -212,7 +212,7 @@ impl Batches {
         };
         match exchange.status() {
             StatusCode::OK => {
-                // Who has no answer by the end hears that.
+                // Callers without an answer at the end get an error.
                 if let Ok(Some(exchange)) =
                     timeout(limit, hand_on(batch, Lines::of(exchange))).await
                 {
@@ -224,7 +224,7 @@ impl Batches {
                 self.state.lock().plain_until = Some(Clock::Boot.now() + PLAIN);
                 self.send_each(batch).await;
             }
-            // One of them may be at fault for all; nothing was done.
+            // One of them may be at fault for all. Nothing was done, so each is sent alone.
             StatusCode::BAD_REQUEST | StatusCode::PAYLOAD_TOO_LARGE => self.send_each(batch).await,
             status => {
                 let replica = exchange.replica();
@@ -246,7 +246,7 @@ impl Batches {
 }
 
 impl Collected {
-    /// What goes together: of one key, each claim once. Those that nobody waits for any more are not sent.
+    /// Takes out the next batch: requests of one key, each claim once. Requests whose caller is gone are not sent.
     fn next_batch(&mut self) -> Vec<Item> {
         let (mut batch, mut left): (Vec<Item>, Vec<Item>) = (Vec::new(), Vec::new());
         let (mut claims, mut bytes) = (HashSet::new(), 0);
@@ -255,7 +255,7 @@ impl Collected {
                 continue;
             }
             let size = item.body.len() + ITEM_BYTES;
-            // The first goes in any case, however long it is.
+            // The first one goes in any case, even if it is too long.
             let goes = batch.first().is_none_or(|first| {
                 batch.len() < MOST_IN_BATCH && bytes + size <= MOST_BYTES && first.key == item.key
             });
@@ -273,10 +273,10 @@ impl Collected {
     }
 }
 
-/// A request that is under way and holds up others.
+/// A request that is under way and holds back others.
 struct Slot {
     batches: Option<Arc<Batches>>,
-    /// It belongs to its caller, and not to a task of its own.
+    /// Whether its caller runs it, instead of a task of its own.
     is_alone: bool,
 }
 
@@ -288,9 +288,9 @@ impl Slot {
         }
     }
 
-    /// Sends what has been collected.
+    /// Sends what was collected.
     async fn send(self) {
-        // Tasks that were woken together ask together.
+        // Tasks that were woken together also send together.
         tokio::task::yield_now().await;
         let Some(batches) = self.batches.clone() else {
             return;
@@ -309,7 +309,7 @@ impl Slot {
         }
     }
 
-    /// Does the work. It holds up others until it is done, but not for long.
+    /// Runs a request. It holds back others until it is done, but only for a short time.
     async fn until_slow<T>(self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         let done = timeout(SLOW, work.as_mut()).await;
@@ -320,7 +320,7 @@ impl Slot {
         }
     }
 
-    /// What has been collected meanwhile is sent.
+    /// Sends what was collected meanwhile.
     fn pass_on(mut self) {
         if let Some(batches) = self.batches.take() {
             batches.pass_on();
@@ -329,8 +329,8 @@ impl Slot {
 }
 
 impl Drop for Slot {
-    /// The request ended early: its caller gave it up, or its task ended with its runtime. Then nobody is left to send what
-    /// waits.
+    /// Runs if the request ended early: its caller dropped it, or its task ended with its runtime. Then the collected requests
+    /// must still be sent.
     fn drop(&mut self) {
         let Some(batches) = self.batches.take() else {
             return;
@@ -375,7 +375,7 @@ struct Line<'a> {
     body: &'a RawValue,
 }
 
-/// Gives each answer to who asked, as it comes. Returns the exchange if all of it was read.
+/// Gives each answer to its caller, as it comes. Returns the exchange if all of it was read.
 async fn hand_on(batch: Vec<Item>, mut lines: Lines) -> Option<Exchange> {
     let replica = lines.replica();
     let answers = batch.into_iter().map(|item| (item.claim, item.answer));
@@ -397,7 +397,7 @@ async fn hand_on(batch: Vec<Item>, mut lines: Lines) -> Option<Exchange> {
     Some(lines.into_exchange())
 }
 
-/// What a line says of which claim.
+/// The claim, the status and the body in a line.
 pub(crate) fn read_line(line: &Bytes) -> Option<(ClaimId, StatusCode, Bytes)> {
     let said = serde_json::from_slice::<Line<'_>>(line).ok()?;
     let status = StatusCode::from_u16(said.status).ok()?;

@@ -40,20 +40,20 @@ impl fmt::Debug for Key {
 
 #[derive(Debug)]
 pub(crate) struct Config {
-    /// The URL without what is secret.
+    /// The URL without its secrets.
     pub(crate) store: String,
     /// `host:port` of each replica, as it stands in URLs.
     pub(crate) replicas: Vec<String>,
     pub(crate) tls: Option<Tls>,
-    /// `Authorization`.
+    /// The value of the header `Authorization`.
     pub(crate) bearer: Option<HeaderValue>,
-    /// The first is this client's own; those after it are of other clients.
+    /// The first key is this client's own. The others are those of other clients.
     pub(crate) keys: Vec<Key>,
     pub(crate) connect_timeout: Duration,
     pub(crate) response_timeout: Duration,
     pub(crate) spread: Spread,
     pub(crate) identity: Identity,
-    /// A replica on another machine that is spoken to without TLS.
+    /// A replica on another machine that is reached without TLS, if there is one.
     pub(crate) open_to_readers: Option<String>,
 }
 
@@ -105,13 +105,13 @@ impl Config {
         })
     }
 
-    /// The key that this client's own claims commit to.
+    /// The beginning of the ids of this client's claims, which commits to its key.
     pub(crate) fn claim_ids(&self) -> Option<[u8; 10]> {
         self.keys.first().map(|key| key.key.claim_ids())
     }
 }
 
-/// A new key, and those of other clients.
+/// Draws a key for this client, and reads those of other clients.
 fn keys(url: &StoreUrl, others: &[String]) -> Result<Vec<Key>> {
     let drawn = ClaimKey::draw().map_err(|error| {
         Error::internal(
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_secret_is_shown() {
+    fn no_secret_is_shown() {
         let key = "K".repeat(43);
         let options = Options::new(["localhost"])
             .token("flk_secret")

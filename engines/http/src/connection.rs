@@ -1,4 +1,4 @@
-//! HTTP to the replicas: one request and its answer, over connections that are kept.
+//! HTTP to the replicas: one request and its answer, over connections that are kept open.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -21,13 +21,13 @@ use crate::idle::Idle;
 
 pub(crate) const JSON: &str = "application/json";
 
-/// As many headers as a request has, with some that hyper adds.
+/// At least as many headers as a request has, including those that hyper adds.
 const HEADERS: usize = 8;
 
-/// How long an answer may take to be read that came in time, while this process was stopped.
+/// How long reading an answer may take that came in time while this process was stopped.
 pub(crate) const UNREAD: Duration = Duration::from_millis(50);
 
-/// More than the longest answer: a page of locks with their queues.
+/// More bytes than the longest answer has, which is a page of locks with their queues.
 const MOST_BYTES: usize = 64 << 20;
 
 /// A request to the service.
@@ -37,7 +37,7 @@ pub(crate) struct Ask<'a> {
     /// Path and query.
     pub(crate) path: &'a str,
     pub(crate) key: Option<&'a HeaderValue>,
-    /// The replica that is meant, where claims belong to one.
+    /// The id of the replica, where claims belong to one.
     pub(crate) replica: Option<&'a HeaderValue>,
     /// JSON.
     pub(crate) body: Option<&'a Bytes>,
@@ -58,23 +58,23 @@ impl<'a> Ask<'a> {
     }
 }
 
-/// An answer, of whatever status.
+/// An answer with any status.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
-    /// Which replica it says that it is.
+    /// The id of the replica, as the answer says.
     pub(crate) replica: Option<HeaderValue>,
     pub(crate) body: Bytes,
-    /// What comes later, if the body is the first line of several.
+    /// The lines that follow, if the body is the first line of several.
     pub(crate) rest: Option<Lines>,
 }
 
-/// No answer.
+/// Why there is no answer.
 #[derive(Clone, Debug)]
 pub(crate) enum NoAnswer {
     /// The request was not sent.
     NotSent(String),
-    /// It may have taken effect, or may do so later.
+    /// The request may have taken effect, or may take effect later.
     InDoubt(String),
     /// This client was closed.
     Closed,
@@ -146,7 +146,7 @@ impl Connections {
         }
     }
 
-    /// Ends the idle connections. Those in use end with their request.
+    /// Closes the idle connections. Connections in use are closed after their request.
     pub(crate) fn close(&self) {
         self.idle.close();
     }
@@ -192,7 +192,7 @@ impl Connections {
         mut exchange: Exchange,
     ) -> Result<Answer, NoAnswer> {
         let (status, id) = (exchange.status(), exchange.replica());
-        // Most often all of it comes at once.
+        // Usually all of it comes at once.
         let (mut first, mut rest) = (Bytes::new(), BytesMut::new());
         while let Some(data) = exchange.more().await {
             let data = data.map_err(|error| NoAnswer::InDoubt(full_text(&error)))?;
@@ -218,12 +218,12 @@ impl Connections {
         })
     }
 
-    /// Keeps the connection of an answer that was read.
+    /// Keeps a connection open whose answer was read completely.
     pub(crate) fn keep(&self, replica: &str, exchange: Exchange) {
         self.idle.put(replica, exchange.end());
     }
 
-    /// Keeps the connection of an answer whose last line was read, if its end came with that line.
+    /// Keeps a connection open whose last line was read, if the answer ended with that line.
     pub(crate) fn keep_ended(&self, replica: &str, mut lines: Lines) {
         if let Some(Ok(None)) = lines.next().now_or_never() {
             self.keep(replica, lines.into_exchange());
@@ -241,7 +241,7 @@ impl Connections {
             match connection.send(request).await {
                 Ok(exchange) => return Ok(exchange),
                 Err(mut failed) => match failed.take_message() {
-                    // It was closed while it was idle.
+                    // The connection was closed while it was idle.
                     Some(unsent) if !is_new => request = unsent,
                     Some(_) => return Err(NoAnswer::NotSent(full_text(failed.error()))),
                     None => return Err(NoAnswer::InDoubt(full_text(failed.error()))),
@@ -312,7 +312,7 @@ fn late<T>(limit: Duration) -> Result<T, NoAnswer> {
     Err(NoAnswer::InDoubt(format!("no answer within {limit:?}")))
 }
 
-/// An error with its causes, which say more than it does.
+/// An error with its causes, which say more than the error itself.
 fn full_text(error: &(dyn StdError + 'static)) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

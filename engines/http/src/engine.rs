@@ -28,7 +28,7 @@ impl Http {
     /// [`Unavailable`](fencelock_core::Error::Unavailable) if no replica answers, or the store behind them does not.
     ///
     /// # Cancel safety
-    /// May be dropped: nothing is held yet.
+    /// May be dropped: no lock is held yet.
     pub async fn connect(options: impl Into<Options>) -> Result<Self> {
         let (sender, events) = EventSource::channel();
         let state = State::open(Config::new(options.into())?, sender).await?;

@@ -1,5 +1,5 @@
-//! What this client knows of a claim that waits, that has a request without an answer, or whose lease was shortened. Other claims
-//! have no entry, except where claims belong to a replica: there each has one until it is withdrawn.
+//! What this client knows of a claim that waits, that has a request without an answer, or whose lease was shortened. Where
+//! claims belong to a replica, each claim has an entry until it is withdrawn. Otherwise other claims have none.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,25 +14,25 @@ use crate::reply::Reply;
 
 #[derive(Debug, Default)]
 struct Entry {
-    /// The service said that it waits.
+    /// Whether the service last said that the claim waits.
     waits: bool,
-    /// How many polls are open, and where the last one is.
+    /// How many polls are open.
     polls: watch::Sender<usize>,
     polled_at: usize,
-    /// A poll whose first line told the claim's place, while nobody reads its second one.
+    /// A poll whose first line gave the claim's place, and whose second line is not being read.
     told: Option<Reply>,
-    /// When the last request was sent that may take effect later, if there is one.
+    /// When the last request was sent that may take effect later.
     doubted: Option<BootInstant>,
-    /// The shortest lease that a renewal has set. It may arrive once more, so no later one is believed for longer.
+    /// The shortest lease that a renewal has set. That renewal may arrive once more, so no later lease is believed for longer.
     shortest: Option<Duration>,
-    /// Where it lives, if claims belong to a replica.
+    /// The replica to which it belongs, if claims belong to replicas.
     home: Option<Arc<Home>>,
     holds: bool,
-    /// It is over there, and is not asked for again.
+    /// It is over at its replica, and no request for it is sent any more.
     ended: bool,
     /// How many requests in a row its replica could not serve.
     failures: u32,
-    /// Its release had no answer, and is not sent any more after that.
+    /// Set after a release without an answer: until when the release is repeated.
     left_until: Option<BootInstant>,
 }
 
@@ -41,12 +41,12 @@ impl Entry {
         self.waits || self.told.is_some() || *self.polls.borrow() > 0
     }
 
-    /// Whether there is more to know of it than that it waits.
+    /// Whether the entry has more information than that the claim waits.
     fn may_hold(&self) -> bool {
         self.holds || self.ended || self.doubted.is_some() || self.shortest.is_some()
     }
 
-    /// Whether it was left behind: nobody will withdraw it.
+    /// Whether the entry can be removed although the claim was never withdrawn.
     fn is_over(&self, now: BootInstant, late: Duration) -> bool {
         match self.home.is_some() || self.shortest.is_some() {
             true => self.left_until.is_some_and(|until| now > until),
@@ -59,7 +59,7 @@ impl Entry {
 #[derive(Debug)]
 pub(crate) struct Entries {
     all: Mutex<HashMap<ClaimId, Entry>>,
-    /// For how long a request may take effect after it was sent.
+    /// How long after it was sent a request may take effect.
     late: Duration,
 }
 
@@ -82,17 +82,17 @@ impl Entries {
         work(all.entry(*claim).or_default())
     }
 
-    /// A claim is about to be asked for at this replica, and belongs to it from now on.
+    /// Notes that the claim will be requested at this replica, and belongs to it from now on.
     pub(crate) fn lives(&self, claim: &ClaimId, home: &Arc<Home>) {
         self.with(claim, |entry| entry.home = Some(Arc::clone(home)));
     }
 
-    /// The replica was not asked for it, or refused it: it has none.
+    /// Notes that the replica got no request for the claim, or refused it. The claim then belongs to no replica.
     pub(crate) fn lives_nowhere(&self, claim: &ClaimId) {
         self.all.lock().remove(claim);
     }
 
-    /// The replica refused a request for it. If there was no other, the replica has nothing of it.
+    /// Notes that the replica refused a request for the claim. If that was the only request, the replica has nothing of it.
     pub(crate) fn was_refused(&self, claim: &ClaimId) {
         let mut all = self.all.lock();
         if let Some(entry) = all.get(claim)
@@ -102,12 +102,12 @@ impl Entries {
         }
     }
 
-    /// The replica that a claim belongs to.
+    /// The replica to which a claim belongs.
     pub(crate) fn home(&self, claim: &ClaimId) -> Option<Arc<Home>> {
         self.all.lock().get(claim)?.home.clone()
     }
 
-    /// A renewal of the claim is about to be sent that sets its lease.
+    /// Notes that a renewal of the claim will be sent that sets its lease.
     pub(crate) fn shortens(&self, claim: &ClaimId, lease: Duration) {
         self.with(claim, |entry| {
             let before = entry.shortest.unwrap_or(lease);
@@ -115,14 +115,14 @@ impl Entries {
         });
     }
 
-    /// How much of a lease of the claim is sure.
+    /// How much of a lease the client may believe in.
     pub(crate) fn sure_of(&self, claim: &ClaimId, lease: Duration) -> Duration {
         let all = self.all.lock();
         let shortest = all.get(claim).and_then(|entry| entry.shortest);
         shortest.map_or(lease, |shortest| shortest.min(lease))
     }
 
-    /// The claim holds.
+    /// Notes that the claim holds.
     pub(crate) fn holds(&self, claim: &ClaimId) {
         let mut all = self.all.lock();
         if let Some(entry) = all.get_mut(claim).filter(|entry| entry.home.is_some()) {
@@ -133,7 +133,7 @@ impl Entries {
         self.waits_no_more(claim);
     }
 
-    /// The claim is over at its replica.
+    /// Notes that the claim is over at its replica.
     pub(crate) fn ends(&self, claim: &ClaimId) {
         self.with(claim, |entry| (entry.waits, entry.ended) = (false, true));
     }
@@ -142,8 +142,8 @@ impl Entries {
         self.all.lock().get(claim).is_some_and(|entry| entry.ended)
     }
 
-    /// The replica of a claim could not serve a request for it. Which one that is, and how often in a row that was so;
-    /// nothing if it holds, or belongs to none.
+    /// Notes that the replica of a claim could not serve a request for it. Returns that replica, and how often in a row this
+    /// has happened. `None` if the claim holds, or belongs to no replica.
     pub(crate) fn failed(&self, claim: &ClaimId) -> Option<(Arc<Home>, u32)> {
         let mut all = self.all.lock();
         let entry = all.get_mut(claim).filter(|entry| !entry.holds)?;
@@ -151,7 +151,7 @@ impl Entries {
         Some((Arc::clone(entry.home.as_ref()?), entry.failures))
     }
 
-    /// The release of a claim had no answer. It may be sent again until then.
+    /// Notes that the release of a claim had no answer. It may be repeated until then.
     pub(crate) fn leaves(&self, claim: &ClaimId, until: BootInstant) {
         let mut all = self.all.lock();
         if let Some(entry) = all.get_mut(claim) {
@@ -161,20 +161,20 @@ impl Entries {
         all.retain(|_, entry| !entry.is_over(now, late) || entry.is_in_use());
     }
 
-    /// The service said that the claim waits.
+    /// Notes that the service said that the claim waits.
     pub(crate) fn waits(&self, claim: &ClaimId) {
         self.with(claim, |entry| {
-            // The answer to a poll may come after the end.
+            // The answer to a poll may come after the claim's end.
             (entry.waits, entry.failures) = (!entry.ended, 0);
         });
     }
 
-    /// Whether it said so last.
+    /// Whether the service last said that the claim waits.
     pub(crate) fn is_waiting(&self, claim: &ClaimId) -> bool {
         self.all.lock().get(claim).is_some_and(|entry| entry.waits)
     }
 
-    /// The claim does not wait here any more.
+    /// Notes that the claim does not wait any more.
     pub(crate) fn waits_no_more(&self, claim: &ClaimId) {
         let mut all = self.all.lock();
         if let Some(entry) = all.get_mut(claim) {
@@ -185,18 +185,19 @@ impl Entries {
         }
     }
 
-    /// A request that was sent then had no answer.
+    /// Notes that a request sent at that time had no answer.
     pub(crate) fn doubt(&self, claim: &ClaimId, sent: BootInstant) {
         self.with(claim, |entry| {
             entry.doubted = Some(entry.doubted.map_or(sent, |before| before.max(sent)));
         });
-        // Of claims that were never withdrawn for good.
+        // Remove the entries of claims that were never withdrawn.
         let (now, late) = (Clock::Boot.now(), self.late);
         let mut all = self.all.lock();
         all.retain(|_, entry| !entry.is_over(now, late) || entry.is_in_use());
     }
 
-    /// What comes of a poll whose place was told is not read now. Returns it if nobody may want it any more.
+    /// Keeps a poll whose place is known, for a later call. Returns the poll that cannot be kept: this one if the claim no
+    /// longer waits, or the one that it replaces.
     pub(crate) fn keep_told(&self, claim: &ClaimId, told: Reply) -> Option<Reply> {
         let mut all = self.all.lock();
         match all.get_mut(claim).filter(|entry| entry.waits) {
@@ -205,12 +206,12 @@ impl Entries {
         }
     }
 
-    /// A poll whose place was told and that nobody reads, if there is one.
+    /// Takes out a poll whose place is known and that is not being read, if there is one.
     pub(crate) fn take_told(&self, claim: &ClaimId) -> Option<Reply> {
         self.all.lock().get_mut(claim)?.told.take()
     }
 
-    /// A poll begins, at this replica first. From now on a release waits for its end.
+    /// Notes that a poll begins, at this replica first. From now on a release waits for the end of the poll.
     pub(crate) fn poll(self: &Arc<Self>, claim: &ClaimId, replica: usize) -> Poll {
         self.with(claim, |entry| {
             entry.polls.send_modify(|open| *open += 1);
@@ -223,7 +224,7 @@ impl Entries {
         }
     }
 
-    /// The claim's open polls, if there are any, and where the last one is. A release must be sent after their end.
+    /// The claim's open polls, if there are any, and the replica of the last one. A release must be sent after their end.
     pub(crate) fn open_polls(&self, claim: &ClaimId) -> Option<(watch::Receiver<usize>, usize)> {
         let all = self.all.lock();
         let entry = all.get(claim)?;
@@ -231,14 +232,14 @@ impl Entries {
         is_open.then(|| (entry.polls.subscribe(), entry.polled_at))
     }
 
-    /// Whether a release is final that was sent then, when no poll was open, and is answered now. If so, the entry is over.
-    /// Until `late` after its last request without an answer a claim may come to hold again.
+    /// Whether a release is final that was sent at that time, when no poll was open, and is answered now. If so, the entry is
+    /// removed. A claim may come to hold again until `late` after its last request without an answer.
     pub(crate) fn settle(&self, claim: &ClaimId, sent: BootInstant) -> bool {
         let mut all = self.all.lock();
         let Some(entry) = all.get(claim) else {
             return true;
         };
-        // Where claims belong to a replica, it refuses what comes after a release.
+        // Where claims belong to a replica, the replica refuses requests that come after a release.
         let doubted = entry.home.is_none()
             && entry
                 .doubted
@@ -269,7 +270,7 @@ mod tests {
     const LATE: Duration = Duration::from_secs(4);
 
     #[test]
-    fn a_release_is_final_when_nothing_can_come_after_it() {
+    fn a_release_is_final_when_no_request_can_arrive_later() {
         let (entries, id) = (Entries::new(LATE), ClaimIds::new().unwrap().next());
         let now = Clock::Boot.now();
         assert!(entries.settle(&id, now));
@@ -299,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_shortened_is_known_until_the_release() {
+    fn a_shortened_lease_is_remembered_until_the_release() {
         let (entries, ids) = (Entries::new(LATE), ClaimIds::new().unwrap());
         let (id, other) = (ids.next(), ids.next());
         let seconds = Duration::from_secs;
@@ -315,14 +316,14 @@ mod tests {
         }
         assert!(entries.settle(&id, Clock::Boot.now()));
         assert_eq!(entries.sure_of(&id, seconds(30)), seconds(30));
-        // Nor for long if no release has an answer.
+        // If no release has an answer, it is forgotten after a while.
         entries.shortens(&id, seconds(5));
         entries.leaves(&id, BootInstant::from_nanos(0));
         assert_eq!(entries.sure_of(&id, seconds(30)), seconds(30));
     }
 
     #[test]
-    fn nothing_is_remembered_for_long() {
+    fn entries_are_forgotten_after_a_while() {
         let (entries, ids) = (Entries::new(LATE), ClaimIds::new().unwrap());
         let (old, new) = (ids.next(), ids.next());
         entries.doubt(&old, BootInstant::from_nanos(0));

@@ -1,4 +1,4 @@
-//! What the service's answers mean.
+//! The meaning of the service's answers.
 
 use fencelock_core::{Error, LockName};
 use fencelock_wire::{Kind, Problem};
@@ -8,9 +8,9 @@ use http::StatusCode;
 #[derive(Debug)]
 pub(crate) struct RequestError {
     pub(crate) error: Error,
-    /// The request may have taken effect nevertheless, or may do so later.
+    /// The request may have taken effect nevertheless, or may take effect later.
     pub(crate) in_doubt: bool,
-    /// The service's own word for it, if there was one.
+    /// The kind of the service's problem, if it sent one.
     pub(crate) kind: Option<Kind>,
 }
 
@@ -21,7 +21,7 @@ impl From<RequestError> for Error {
 }
 
 impl From<Error> for RequestError {
-    /// Nothing was sent.
+    /// The error of a request that was not sent.
     fn from(error: Error) -> Self {
         Self {
             error,
@@ -31,10 +31,10 @@ impl From<Error> for RequestError {
     }
 }
 
-/// What a request was to do, for errors.
+/// What a request should do, for error texts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Action<'a> {
-    /// "taking", "releasing".
+    /// For example "taking" or "releasing".
     pub(crate) what: &'static str,
     pub(crate) name: Option<&'a LockName>,
 }
@@ -58,7 +58,7 @@ impl<'a> Action<'a> {
     }
 }
 
-/// An answer that is a problem, or none of the service at all.
+/// The error of an answer that is a problem, or that another server sent.
 pub(crate) fn refused(
     store: &str,
     replica: &str,
@@ -106,12 +106,12 @@ fn explain(
         (Some(Kind::Invalid | Kind::TooLarge), Some(name)) => {
             Error::invalid("request for lock", name.as_str(), detail)
         }
-        // Nothing says that a hold is lost: it lasts as long as the session of the replica that had it.
+        // This does not mean that a hold is lost: it lasts as long as the session of the replica that had it.
         (Some(Kind::Quota | Kind::OtherReplica), _) => {
             Error::unavailable(store, action.text(), detail)
         }
         _ if status.is_server_error() => Error::unavailable(store, action.text(), detail),
-        // Of a proxy, which may answer otherwise later.
+        // The answer of a proxy, which may accept the request later.
         (None, _) if status == StatusCode::TOO_MANY_REQUESTS => {
             Error::unavailable(store, action.text(), detail)
         }
@@ -123,7 +123,7 @@ fn explain(
     }
 }
 
-/// An answer of status 200 that cannot be read.
+/// The error of an answer of status 200 that cannot be read.
 pub(crate) fn unreadable(
     store: &str,
     replica: &str,
@@ -157,7 +157,7 @@ mod tests {
             let text = failed.error.to_string();
             assert!(text.contains("the detail") && text.contains('a'), "{text}");
             assert_eq!(failed.kind, Some(kind));
-            // What a server says is transient is tried again.
+            // A request is tried again if the server calls the problem transient.
             let transient = (kind.status() >= 500 && kind != Kind::StoreRefuses)
                 || matches!(kind, Kind::Quota | Kind::OtherReplica);
             assert_eq!(failed.error.is_away(), transient, "{text}");
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_may_have_happened_is_in_doubt() {
+    fn only_requests_that_may_have_taken_effect_are_in_doubt() {
         assert!(answered(Kind::Unavailable).in_doubt);
         assert!(answered(Kind::Internal).in_doubt);
         for kind in [Kind::Draining, Kind::Held, Kind::Quota, Kind::Forbidden] {
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn another_server_is_not_taken_for_the_service() {
+    fn another_server_is_not_mistaken_for_the_service() {
         let action = Action::plain("opening the store");
         let html = b"<html>";
         let failed = refused("store", "h:1", action, StatusCode::NOT_FOUND, html);

@@ -1,6 +1,6 @@
-//! What the service reports by itself: server-sent events about this client's claims, from each replica.
+//! The events that the service sends: server-sent events about this client's claims, from each replica.
 //!
-//! They are hints. A hold is lost when its validity ends or a renewal says so, also if no event ever comes.
+//! They are hints. A hold is lost when its validity ends or a renewal says so, even if no event ever comes.
 
 use std::sync::Weak;
 use std::time::Duration;
@@ -15,13 +15,13 @@ use crate::connection::{Ask, Connections, NoAnswer};
 use crate::exchange::Exchange;
 use crate::state::State;
 
-/// The service writes at least each ten seconds.
+/// A stream without bytes for this long is dead: the service writes at least every ten seconds.
 const SILENCE: Duration = Duration::from_secs(25);
 
 /// The shortest and the longest pause before a stream is opened again.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
-/// More than the longest line of the service.
+/// More bytes than the longest line of the service has.
 const MOST_BYTES: usize = 64 << 10;
 
 #[derive(Deserialize)]
@@ -58,7 +58,7 @@ async fn open(state: &State, replica: usize) -> Result<Exchange, NoAnswer> {
     let ask = Ask {
         key: state.config.keys.first().map(|key| &key.header),
         accept: "text/event-stream",
-        // A grant is the answer to a request.
+        // Grants come as answers to requests, too.
         ..Ask::get(match state.info.takes_without() {
             true => "/v1/events?without=granted",
             false => "/v1/events",
@@ -89,7 +89,7 @@ async fn read(state: &Weak<State>, mut stream: Exchange) {
 /// The format of server-sent events, as far as the service uses it.
 #[derive(Default)]
 struct Lines {
-    /// What came of a line that is not complete.
+    /// The beginning of a line that is not complete yet.
     rest: Vec<u8>,
     event: String,
     data: String,

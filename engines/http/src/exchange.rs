@@ -1,5 +1,5 @@
-//! One connection to a replica, and a request with its answer over it. Who asks drives the connection: a task for each
-//! connection would be woken for each request, and would wake the one that asks for its answer.
+//! One connection to a replica, and a request with its answer over it. The caller's task drives the connection. A separate task
+//! for each connection would be woken for each request, and would then wake the caller for its answer.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -16,7 +16,7 @@ use hyper::client::conn::TrySendError;
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper::rt::{Read, Write};
 
-/// More than the longest line of an answer.
+/// More bytes than the longest line of an answer has.
 const MOST_LINE: usize = 64 << 10;
 
 pub(crate) type Body = Full<Bytes>;
@@ -26,7 +26,7 @@ type Driver = Pin<Box<dyn Future<Output = hyper::Result<()>> + Send>>;
 /// A connection without a request.
 pub(crate) struct Connection {
     sender: SendRequest<Body>,
-    /// None once the connection has ended.
+    /// `None` once the connection has ended.
     driver: Option<Driver>,
 }
 
@@ -52,7 +52,7 @@ impl Connection {
         mut self,
         request: Request<Body>,
     ) -> Result<Exchange, TrySendError<Request<Body>>> {
-        // One that has ended is not ready; sending says so.
+        // A connection that has ended is not ready. Sending then returns the error.
         let _ = drive(&mut self.driver, self.sender.ready()).await;
         let answer = self.sender.try_send_request(request);
         let response = drive(&mut self.driver, answer).await?;
@@ -80,12 +80,12 @@ impl Exchange {
         media.is_some_and(|media| media == LINES)
     }
 
-    /// Which replica the answer says that it is from.
+    /// The id of the replica, as the answer says.
     pub(crate) fn replica(&self) -> Option<HeaderValue> {
         self.response.headers().get(REPLICA).cloned()
     }
 
-    /// More of the body; none at its end.
+    /// More of the body; `None` at its end.
     pub(crate) async fn more(&mut self) -> Option<hyper::Result<Bytes>> {
         loop {
             let frame = self.response.frame();
@@ -100,7 +100,7 @@ impl Exchange {
         }
     }
 
-    /// The connection, after the whole body.
+    /// The connection, for the next request. The whole body must have been read.
     pub(crate) fn end(self) -> Connection {
         self.connection
     }
@@ -122,7 +122,7 @@ impl Lines {
         self.exchange.replica()
     }
 
-    /// The next line; none if the answer has ended. May be dropped and called again.
+    /// The next line; `None` at the end of the answer. Cancel safe.
     pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, LineError> {
         loop {
             if let Some(end) = self.read.iter().position(|byte| *byte == b'\n') {
@@ -167,7 +167,7 @@ impl fmt::Display for LineError {
     }
 }
 
-/// Does the work, and what the connection has to do for it.
+/// Runs `work`, and meanwhile drives the connection.
 async fn drive<T>(driver: &mut Option<Driver>, work: impl Future<Output = T>) -> T {
     let mut work = pin!(work);
     poll_fn(|context| {
@@ -184,7 +184,7 @@ fn turn(driver: &mut Option<Driver>, context: &mut Context<'_>) {
     if let Some(open) = driver
         && open.as_mut().poll(context).is_ready()
     {
-        // What waits for it hears of its end by this.
+        // Dropping the driver tells those who wait that the connection has ended.
         *driver = None;
     }
 }

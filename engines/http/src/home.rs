@@ -1,7 +1,7 @@
-//! On a store whose claims belong to a replica: which replica has which claim.
+//! Which replica has a claim, on a store whose claims belong to a replica.
 //!
-//! A claim lives at the replica that was asked for it first, and every request about it names that replica by its id. A replica
-//! that was restarted has another id, and another replica behind the same balancer has one, too: both refuse the request.
+//! A claim belongs to the replica that got its first request, and every later request names that replica by its id. A replica
+//! that was restarted has another id, and so has another replica behind the same balancer. Both refuse the request.
 
 use std::sync::Arc;
 
@@ -15,16 +15,16 @@ use crate::config::{Config, is_local};
 /// A replica that keeps claims.
 #[derive(Debug)]
 pub(crate) struct Home {
-    /// In the list of the URL.
+    /// Its index in the list of the URL.
     pub(crate) index: usize,
-    /// `host:port`, where it is reached, whatever stands before it.
+    /// Its own `host:port`, which may differ from the one in the URL.
     pub(crate) address: String,
-    /// Drawn at its start.
+    /// Its id, drawn at its start.
     pub(crate) id: HeaderValue,
 }
 
 impl Home {
-    /// From what the replica at this place of the list says of itself.
+    /// Makes a home from the information that the replica at this index gives.
     pub(crate) fn new(config: &Config, index: usize, said: &Store) -> Result<Self> {
         let listed = &config.replicas[index];
         let refuse = |why: String| Error::config(&config.store, format!("{listed}: {why}"));
@@ -69,7 +69,7 @@ fn advertised(config: &Config, url: &str) -> Result<String, String> {
     Ok(format!("{host}:{}", authority.port_u16().unwrap_or(port)))
 }
 
-/// The replicas as they were found last, in the order of the URL.
+/// The replicas as they were last seen, in the order of the URL.
 #[derive(Debug)]
 pub(crate) struct Homes(Mutex<Vec<Option<Arc<Home>>>>);
 
@@ -78,7 +78,7 @@ impl Homes {
         Self(Mutex::new(found))
     }
 
-    /// The replica at this place, as it was found last.
+    /// The replica at this index, as it was last seen.
     pub(crate) fn at(&self, index: usize) -> Option<Arc<Home>> {
         self.0.lock().get(index).cloned().flatten()
     }
@@ -89,7 +89,7 @@ impl Homes {
         }
     }
 
-    /// The replica is not there any more, or does not answer: the next claim asks who is.
+    /// Forgets a replica that has gone or does not answer. The next claim asks for its id again.
     pub(crate) fn forget(&self, home: &Arc<Home>) {
         if let Some(known) = self.0.lock().get_mut(home.index)
             && known.as_ref().is_some_and(|known| Arc::ptr_eq(known, home))
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replica_is_where_it_says_that_it_is() {
+    fn the_advertised_address_of_a_replica_is_used() {
         for (advertise, address) in [
             (None, "h:1"),
             (Some("http://gw-1:7420"), "gw-1:7420"),
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_reached_is_an_error() {
+    fn an_unusable_address_is_an_error() {
         for (advertise, word) in [
             ("gw-1", "host"),
             ("http://gw-1/x", "path"),

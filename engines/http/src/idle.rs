@@ -1,4 +1,4 @@
-//! Connections that are open and have no request.
+//! Open connections without a request.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -9,7 +9,7 @@ use fencelock_core::{BootInstant, Clock};
 
 use crate::exchange::Connection;
 
-/// A connection is closed before the service closes it, which does so after a minute.
+/// The longest idle time. The service closes a connection after an idle minute, so the client closes it first.
 const LONGEST: Duration = Duration::from_secs(30);
 
 /// The connections of one client, by address.
@@ -18,9 +18,9 @@ pub(crate) struct Idle(Mutex<Inner>);
 
 #[derive(Default)]
 struct Inner {
-    /// With the time since when each is idle; the last ones are taken first.
+    /// With the time since when each has been idle. The last one is used first.
     hosts: HashMap<String, Vec<(BootInstant, Connection)>>,
-    /// Whether a task looks after them.
+    /// Whether a task sweeps them.
     is_swept: bool,
     is_closed: bool,
 }
@@ -30,7 +30,7 @@ impl Idle {
         self.0.lock().is_closed
     }
 
-    /// Ends them, and those that come back.
+    /// Closes all idle connections, and those that are put back later.
     pub(crate) fn close(&self) {
         let mut inner = self.0.lock();
         inner.is_closed = true;
@@ -49,9 +49,9 @@ impl Idle {
         }
     }
 
-    /// A connection has no request any more. Must be called within a runtime.
+    /// Keeps a connection whose request is done. Must be called within a tokio runtime.
     pub(crate) fn put(self: &Arc<Self>, address: &str, mut connection: Connection) {
-        // Not under the lock: the end of a connection is a call of the system.
+        // Not under the lock: closing a connection is a system call.
         if !connection.is_open() {
             return;
         }
@@ -72,7 +72,7 @@ impl Idle {
         }
     }
 
-    /// Ends those that are idle for long; whether any is left.
+    /// Closes the connections that were idle for long. Returns whether any is left.
     fn end_old(&self) -> bool {
         let mut old = Vec::new();
         let mut inner = self.0.lock();
@@ -92,7 +92,7 @@ fn is_old(since: BootInstant) -> bool {
     Clock::Boot.now().since(since) > LONGEST
 }
 
-/// Ends connections that are idle for long, until there are none.
+/// Closes the connections that were idle for long, until none is left.
 async fn sweep(idle: Weak<Idle>) {
     loop {
         tokio::time::sleep(LONGEST / 2).await;

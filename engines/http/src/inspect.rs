@@ -1,4 +1,4 @@
-//! What people and resources ask: look, watch, list, evict, attest, and what is wrong with the store.
+//! `Inspect`: look, watch, list, evict, attest, and diagnose.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::error::Action;
 use crate::reply::Reply;
 use crate::state::{Request, State};
 
-/// How long a request watches a lock.
+/// How long one request watches a lock.
 const WATCHES: Duration = Duration::from_secs(10);
 
 impl State {
@@ -46,7 +46,7 @@ impl State {
         Ok(self.read(&reply, action)?)
     }
 
-    /// What a replica attests: that one, or any.
+    /// What replica `at` attests, or any replica.
     async fn attested(
         &self,
         body: &Attest,
@@ -65,7 +65,7 @@ impl State {
         Ok(grant.map(|grant| (holder, grant)))
     }
 
-    /// Sends a body that is about no claim.
+    /// Sends a request that is about no claim.
     async fn send(
         &self,
         path: &str,
@@ -91,7 +91,7 @@ impl State {
     }
 }
 
-/// A value in a query.
+/// A value for a query, percent-encoded.
 fn encoded(text: &str) -> String {
     utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
 }
@@ -116,7 +116,7 @@ impl Inspect for State {
             if view.token() != seen {
                 return Ok(view);
             }
-            // A service may answer before the time is over.
+            // A service may answer before the time is over: pause, to not ask too often.
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
@@ -154,7 +154,7 @@ impl Inspect for State {
         if self.homes.is_none() {
             return self.attested(&body, action, None).await;
         }
-        // Only the replica that has the claim knows how long it keeps it. All others attest nothing.
+        // Only the replica with the claim knows how long it keeps the claim. All others attest nothing.
         let asked = (0..self.replicas.len()).map(|at| self.attested(&body, action, Some(at)));
         let (mut found, mut failed) = (None, None);
         for answer in join_all(asked).await {
@@ -177,7 +177,7 @@ impl Inspect for State {
         let action = Action::plain("asking for findings");
         let findings: Findings = self.get("/v1/store/findings", action).await?;
         let findings = findings.findings.into_iter().map(Finding::from);
-        // The service tells all, with what its store promises.
+        // The service also reports the limits of its store's promises.
         let limits = &self.promises.limits;
         Ok(findings.filter(|found| !limits.contains(found)).collect())
     }

@@ -1,20 +1,20 @@
 //! Locks through the lock service (`fencelock serve`): the HTTP API of its replicas as an engine.
 //!
-//! The store behind the service keeps the locks, and, on most stores, any replica serves any request. Only the client renews a
-//! hold, and only the client decides how long it believes in it, by its own clock.
+//! The store behind the service keeps the locks. On most stores, any replica serves any request. Only the client renews a hold,
+//! and only the client decides how long it believes in a hold, by its own clock.
 //!
-//! * A claim is its id, which commits to a secret key of this client (`Fencelock-Key`). So nobody else speaks for it, and no
-//!   replica has stored anything about it.
+//! * The id of a claim commits to a secret key of this client (`Fencelock-Key`). So nobody else can make requests for the
+//!   claim, and no replica has to store anything about it.
 //! * A duration in an answer counts from when this client sent the request.
 //! * A first grant lasts for the store's claim window; the first renewal brings the whole ttl.
-//! * A claim that waits asks again and again, each time for half of a claim window. That keeps its place, at whatever
-//!   replica.
+//! * A claim that waits polls again and again, each time for half of a claim window. Each poll keeps its place, at any replica.
 //! * A request without an answer may still take effect, and then takes the lock for a claim window. So its claim is released
-//!   again in the background, until that request was sent two claim windows ago. A poll that is open when a claim is
-//!   released ends first.
-//! * On a store whose claims belong to a replica (etcd, ZooKeeper, Redlock) a claim stays with the replica that was asked for it
-//!   first, and ends with it. A claim that waited there is over then; the core claims anew, with a new id, at another one.
-//! * Each replica is asked once which store it serves, also one that was restarted. Two stores behind one URL are refused.
+//!   again in the background, until two claim windows after that request was sent. If a poll is open when a claim is released,
+//!   the release waits for its end.
+//! * On a store whose claims belong to a replica (etcd, ZooKeeper, Redlock) a claim stays with the replica that got its first
+//!   request, and ends with that replica. A waiting claim is then over; the core makes a new claim, with a new id, at another
+//!   replica.
+//! * Each replica is asked once which store it serves, and again after a restart. Two stores behind one URL are refused.
 //!
 //! [`Options`] say where the service is and how to use it; the URL is in docs/stores.
 

@@ -20,7 +20,7 @@ use crate::choices::{IDENTITIES, Identity, SPREADS, Spread};
 /// # }
 /// ```
 ///
-/// Opening the store refuses options that make no sense.
+/// Opening the store refuses options that cannot be used.
 #[derive(Clone)]
 pub struct Options {
     pub(crate) url: StoreUrl,
@@ -29,7 +29,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// The replicas of one service, or its balancer, each `HOST` or `HOST:PORT`; by default port 7420. In a URL:
+    /// The replicas of one service, or its load balancer, each `HOST` or `HOST:PORT`; by default port 7420. In a URL:
     /// `fencelock+http://HOST:PORT,HOST:PORT`.
     pub fn new(replicas: impl IntoIterator<Item = impl Into<String>>) -> Self {
         StoreUrl::new("fencelock+http", replicas, "").into()
@@ -50,8 +50,8 @@ impl Options {
         self
     }
 
-    /// The claim key of another client, whose claims this one goes on with. This client's own claims have a key that it
-    /// draws itself. May be called for several keys. Not in a URL.
+    /// The claim key of another client, whose claims this client continues. This client draws the key of its own claims itself.
+    /// May be called for several keys. It has no form in a URL.
     ///
     /// ```
     /// # use fencelock_http::Options;
@@ -79,7 +79,7 @@ impl Options {
         connect_timeout(duration) "connect-timeout";
         /// How long one answer may take, beside the time that the request waits for the lock; 2 s by default.
         response_timeout(duration) "response-timeout";
-        /// Which replica a request goes to; by default [`Spread::Claim`].
+        /// Which replica gets a request; by default [`Spread::Claim`].
         spread(choice Spread in SPREADS) "spread";
         /// How replicas show that they serve the same store; by default [`Identity::Url`].
         same_store(choice Identity in IDENTITIES) "same-store";

@@ -1,4 +1,4 @@
-//! To release, to leave the queue, and to undo a request without an answer: `POST /v1/claims/{id}/release`.
+//! Releasing, leaving the queue, and undoing a request without an answer: `POST /v1/claims/{id}/release`.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -16,24 +16,25 @@ use crate::wait::end_told;
 /// How long an open poll may take to end. The service ends it when the release comes.
 const POLL_ENDS: Duration = Duration::from_millis(500);
 
-/// How often a claim is released once more at most. The time between is half of a claim window.
+/// How often a claim is released again at most. The pause between is half of a claim window.
 const MOST_AGAIN: usize = 10;
 
-/// How much longer than its lease a claim is remembered whose release had no answer.
+/// After a release without an answer, a claim is remembered for its lease and this time.
 const KEPT: Duration = Duration::from_secs(60);
 
-/// How often a release is sent for a claim whose polls end.
+/// How often a release is sent again because a poll was open.
 const TRIES: usize = 3;
 
-/// The answer is final for the lock and its queue as they are now, unless a poll is still open. A request that had no answer
-/// may come to hold later, for a claim window at most, so then the claim is released again and again until nothing can come.
+/// Withdraws a claim. The answer is final for the lock and its queue at that time, unless a poll is still open. A request that
+/// had no answer may still bring a hold later, for a claim window at most. Then the claim is released again and again until no
+/// such request is left.
 pub(crate) async fn withdraw(state: &Arc<State>, claim: &Claim, how: Leave) -> Result<Withdrawn> {
     let mut first = None;
     for _ in 0..TRIES {
         end_told(state, claim);
-        // A poll that is open now may come after this release, even if it is answered first.
+        // A poll that is open now may take effect after this release, even if it is answered first.
         let polls = state.entries.open_polls(&claim.id);
-        // Where its poll is, which then ends.
+        // The replica of the last poll. A release there ends the poll.
         let at = polls.as_ref().map(|(_, at)| *at);
         let (found, sent) = release_once(state, claim, how, at).await.inspect_err(|_| {
             let until = Clock::Boot.now() + claim.ttl + claim.lock_delay + KEPT;
@@ -59,7 +60,7 @@ pub(crate) async fn withdraw(state: &Arc<State>, claim: &Claim, how: Leave) -> R
     Err(Error::unsettled(&state.config.store, action))
 }
 
-/// Releases once more what a late request may have brought to hold, until the last such request is too old.
+/// Releases again what a late request may have taken, until the last such request is too old.
 async fn again(state: Weak<State>, claim: Claim, how: Leave) {
     for _ in 0..MOST_AGAIN {
         let Some(engine) = state.upgrade() else {
@@ -84,7 +85,7 @@ async fn again(state: Weak<State>, claim: Claim, how: Leave) {
     }
 }
 
-/// One release, and when it was sent.
+/// Sends one release. Returns its result, and when it was sent.
 async fn release_once(
     state: &State,
     claim: &Claim,
@@ -94,7 +95,7 @@ async fn release_once(
     let key = state.key_of(claim)?;
     let home = state.entries.home(&claim.id);
     if state.homes.is_some() && home.is_none() {
-        // No replica was asked for it.
+        // No replica got a request for it.
         return Ok((Withdrawn::NotOwner, Clock::Boot.now()));
     }
     let path = format!("/v1/claims/{}/release", claim.id);
@@ -112,7 +113,7 @@ async fn release_once(
     let reply = state.ask(request).await?;
     match state.read::<Released>(&reply, action) {
         Ok(released) => Ok((outcome(released.released), reply.sent)),
-        // The replica that had it is gone, and its session ends what it had. No other replica takes up the claim.
+        // The replica of the claim is gone, and the end of its session ends the claim. No other replica continues it.
         Err(failed) if failed.kind == Some(Kind::OtherReplica) => {
             Ok((Withdrawn::Expired, reply.sent))
         }

@@ -1,4 +1,4 @@
-//! To prolong holds: `POST /v1/renewals`, for many at once.
+//! Renewing holds: `POST /v1/renewals`, for many at once.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,10 +15,10 @@ use crate::error::{Action, RequestError, unreadable};
 use crate::home::Home;
 use crate::state::{Request, State};
 
-/// The service takes a mebibyte; the rest is for what is not counted.
+/// The longest body, in bytes. The service accepts one mebibyte; the rest is for what is not counted here.
 const MOST_BYTES: usize = 900 << 10;
 
-/// The shortest time that an answer gets, however short the leases are.
+/// The shortest timeout of an answer, even if leases are shorter.
 const SHORTEST_LIMIT: Duration = Duration::from_millis(50);
 
 pub(crate) async fn renew(state: &State, held: &[HeldClaim]) -> Vec<Renewal> {
@@ -27,7 +27,7 @@ pub(crate) async fn renew(state: &State, held: &[HeldClaim]) -> Vec<Renewal> {
     for (index, one) in held.iter().enumerate() {
         let home = state.entries.home(&one.claim.id);
         match state.key_of(&one.claim) {
-            // It was withdrawn.
+            // The claim was withdrawn.
             Ok(_) if state.homes.is_some() && home.is_none() => {
                 renewals[index] = Some(Renewal::Lost);
             }
@@ -70,14 +70,14 @@ pub(crate) async fn renew(state: &State, held: &[HeldClaim]) -> Vec<Renewal> {
         .collect()
 }
 
-/// What goes into one request.
+/// The holds of one request.
 struct Batch<'a> {
     key: &'a Key,
-    /// The replica that has them, if claims belong to one.
+    /// The replica to which they belong, if claims belong to replicas.
     home: Option<Arc<Home>>,
-    /// In `held`.
+    /// Their indices in `held`.
     indices: Vec<usize>,
-    /// About how much there is to write.
+    /// About how many bytes the body has.
     bytes: usize,
 }
 
@@ -126,7 +126,7 @@ async fn ask(
     held: &[HeldClaim],
 ) -> Result<Vec<Renewal>, RequestError> {
     let held: Vec<&HeldClaim> = batch.indices.iter().map(|index| &held[*index]).collect();
-    // A service of an earlier version sets each lease, and refuses the word.
+    // A service of an earlier version always sets the lease, and refuses the member that says so.
     let says_so = state.info.keeps_leases();
     for held in held.iter().filter(|held| held.shorten || !says_so) {
         state.entries.shortens(&held.claim.id, held.claim.ttl);
@@ -135,7 +135,7 @@ async fn ask(
     let body = state.json(&RenewMany { claims })?;
     let action = Action::plain("renewing");
     let shortest = held.iter().map(|held| held.claim.ttl).min();
-    // In time to ask another replica.
+    // Short enough that another replica can be asked in time.
     let limit = shortest.unwrap_or_default() / 3;
     let reply = state
         .ask(Request {
@@ -214,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_earlier_service_is_told_nothing_that_it_refuses() {
+    fn an_earlier_service_gets_no_member_that_it_refuses() {
         let name = LockName::new("a").unwrap();
         let claim = Claim::new(ClaimIds::new().unwrap().next(), "me", name);
         for (shorten, says_so, told) in [

@@ -1,4 +1,4 @@
-//! The replicas, and which of them to ask.
+//! The replicas, and in which order to use them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -7,14 +7,14 @@ use fencelock_core::{BootInstant, ClaimId, Clock};
 
 use crate::choices::Spread;
 
-/// For how long a replica that failed is asked last.
+/// For how long a replica that failed is used last.
 const AVOIDED: Duration = Duration::from_secs(2);
 
-/// One replica, or a balancer.
+/// One replica, or a load balancer.
 #[derive(Debug)]
 struct Replica {
     address: String,
-    /// In nanoseconds on the boot clock.
+    /// In nanoseconds on the boot clock; 0 if it is not avoided.
     avoided_until: AtomicU64,
 }
 
@@ -42,12 +42,12 @@ impl Replicas {
         &self.all[index].address
     }
 
-    /// In which order to ask them about a claim, or about something else.
+    /// The order in which to try the replicas, for a claim or for another request.
     pub(crate) fn order(&self, claim: Option<&ClaimId>) -> Vec<usize> {
         let count = self.all.len();
         let first = match (self.spread, claim) {
             (Spread::Claim, Some(claim)) => {
-                // The last bytes are a count.
+                // The last bytes of the ids are a counter.
                 let bytes = claim.as_bytes();
                 usize::from(bytes[15]) | usize::from(bytes[14]) << 8
             }
@@ -56,7 +56,7 @@ impl Replicas {
         let mut order: Vec<usize> = (first..first + count).map(|index| index % count).collect();
         if count > 1 {
             let now = Clock::Boot.now().as_nanos();
-            // Stable: the first of those that answer stays the first.
+            // A stable sort, so that the first replica that works stays the first.
             order.sort_by_key(|index| {
                 let until = self.all[*index].avoided_until.load(Ordering::Relaxed);
                 if until > now { until } else { 0 }
@@ -65,7 +65,7 @@ impl Replicas {
         order
     }
 
-    /// Whether there is another one that has not failed lately.
+    /// Whether another replica has not failed lately.
     pub(crate) fn has_another(&self, than: usize) -> bool {
         let now = Clock::Boot.now().as_nanos();
         let mut all = self.all.iter().enumerate();
@@ -74,7 +74,7 @@ impl Replicas {
         })
     }
 
-    /// A replica did not answer, or cannot serve now.
+    /// Notes that a replica did not answer, or cannot serve now.
     pub(crate) fn failed(&self, index: usize) {
         let until: BootInstant = Clock::Boot.now() + AVOIDED;
         self.all[index]
@@ -82,7 +82,7 @@ impl Replicas {
             .store(until.as_nanos(), Ordering::Relaxed);
     }
 
-    /// A replica answered.
+    /// Notes that a replica answered.
     pub(crate) fn answered(&self, index: usize) {
         self.all[index].avoided_until.store(0, Ordering::Relaxed);
     }
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_failed_is_asked_last_until_it_answers() {
+    fn a_replica_that_failed_is_tried_last_until_it_answers() {
         for spread in [Spread::Claim, Spread::Request] {
             let (replicas, id) = (three(spread), ClaimIds::new().unwrap().next());
             let first = replicas.order(Some(&id))[0];

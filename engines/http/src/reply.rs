@@ -1,4 +1,4 @@
-//! An answer, from which replica it is, and when it was asked for.
+//! An answer, the replica that sent it, and when the request was sent.
 
 use std::sync::Arc;
 
@@ -9,16 +9,16 @@ use crate::connection::Answer;
 use crate::home::Home;
 use crate::replicas::Replicas;
 
-/// An answer of a replica that serves this store.
+/// An answer of a replica that serves the right store.
 #[derive(Debug)]
 pub(crate) struct Reply {
     pub(crate) answer: Answer,
-    /// Before the request was sent.
+    /// An instant before the request was sent.
     pub(crate) sent: BootInstant,
     pub(crate) replica: Asked,
 }
 
-/// Which replica was asked.
+/// The replica that got the request.
 #[derive(Clone, Debug)]
 pub(crate) enum Asked {
     Listed(usize),
@@ -46,7 +46,7 @@ impl Reply {
         self.answer.status
     }
 
-    /// Where a lease begins of which the answer speaks: before the request was sent.
+    /// From when a lease in the answer counts: before the request was sent.
     pub(crate) fn counted_from(&self) -> BootInstant {
         #[cfg(fencelock_planted)]
         if fencelock_core::planted::is("lease-from-answer") {

@@ -1,4 +1,4 @@
-//! What a replica says of the store behind it, and whether two replicas serve the same one.
+//! What a replica says about the store behind it, and whether two replicas serve the same store.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::config::Config;
 const CLOCK: &str = "as the store behind the service says of itself; the clocks of that store and of this client run at about the \
                      same rate";
 
-/// The feature with which a service tells of losses as they happen.
+/// The feature of a service that reports losses as they happen.
 const EVENTS: &str = "events";
 
 /// What all replicas must have in common.
@@ -23,7 +23,7 @@ pub(crate) struct ServerInfo {
 }
 
 impl ServerInfo {
-    /// From the first answer.
+    /// Made from the first replica's answer.
     pub(crate) fn new(config: &Config, said: Store) -> Result<Self> {
         let refuse = |why: String| Err(Error::config(&config.store, why));
         if said.claim_window_ms == 0 || said.poll_ms == 0 {
@@ -33,7 +33,7 @@ impl ServerInfo {
         Ok(Self { said, identity })
     }
 
-    /// Why another answer is not of the same store.
+    /// Why another replica's answer is not about the same store. `None` if it is.
     pub(crate) fn differs(&self, other: &Store) -> Option<String> {
         let (mine, by_url) = (&self.said, self.identity == Identity::Url);
         if mine.engine != other.engine || (by_url && mine.store != other.store) {
@@ -64,7 +64,7 @@ impl ServerInfo {
         self.said.binding == Binding::Replica
     }
 
-    /// The length of a first grant, and of a place in the queue.
+    /// The duration of a first grant, and of a place in the queue.
     pub(crate) fn window(&self) -> Duration {
         Duration::from_millis(self.said.claim_window_ms)
     }
@@ -74,7 +74,7 @@ impl ServerInfo {
         Duration::from_millis(self.said.poll_ms)
     }
 
-    /// A replica of another version may lack features, and serve the same claims.
+    /// Notes another replica. A replica of another version may have fewer features, and serves the same claims.
     pub(crate) fn is_served_by(&mut self, other: &Store) {
         let features = &mut self.said.features;
         features.retain(|feature| other.features.contains(feature));
@@ -84,7 +84,7 @@ impl ServerInfo {
         self.said.features.iter().any(|known| known == feature)
     }
 
-    /// Whether the service tells of losses as they happen.
+    /// Whether the service reports losses as they happen.
     pub(crate) fn tells_events(&self) -> bool {
         self.has(EVENTS)
     }
@@ -94,17 +94,17 @@ impl ServerInfo {
         self.has(WITHOUT)
     }
 
-    /// Whether the service takes several requests in one.
+    /// Whether the service accepts several requests in one.
     pub(crate) fn takes_batches(&self) -> bool {
         self.has(BATCH)
     }
 
-    /// Whether the service tells a claim's place at once, and what comes of it on a second line.
+    /// Whether the service reports a claim's place at once, and the result on a second line.
     pub(crate) fn tells_place(&self) -> bool {
         self.has(PLACE)
     }
 
-    /// Whether a renewal shortens a lease only if it says so. Otherwise each sets the lease that it asks for.
+    /// Whether a renewal shortens a lease only if it says so. Otherwise each renewal sets the lease that it asks for.
     pub(crate) fn keeps_leases(&self) -> bool {
         self.has(SHORTEN)
     }
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_all_replicas_have_is_used() {
+    fn only_features_of_all_replicas_are_used() {
         let url = StoreUrl::parse("fencelock+http://h,i").unwrap();
         let config = Config::new(url.into()).unwrap();
         let new = said(json!(["batch", "events", "place", "shorten", "without"]));

@@ -1,4 +1,4 @@
-//! What a client of the service has: its replicas, what they said, and its claims that wait.
+//! The state of a client of the service: its replicas, their information, and its waiting claims.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,16 +25,16 @@ use crate::replicas::Replicas;
 use crate::reply::{Asked, Reply};
 use crate::server::ServerInfo;
 
-/// How many replicas are remembered to serve this store. More come by only if they restart.
+/// How many ids of replicas that serve this store are remembered. There are only more if replicas restart.
 const MOST_KNOWN: usize = 256;
 
-/// How often the replica behind a balancer is asked for its store before it counts as one that does not answer.
+/// How many connections to a load balancer are tried before its replica counts as one that does not answer.
 const TRIES: usize = 4;
 
-/// How many more connections show whether one replica is at an address.
+/// How many more connections are used to check that one replica is at an address.
 const CONNECTIONS: usize = 3;
 
-/// How long the other replicas have for their answer when a store is opened and one has answered.
+/// Once one replica has answered while a store is opened, the others have this long to answer.
 const LATER: Duration = Duration::from_millis(500);
 
 #[derive(Debug)]
@@ -44,7 +44,7 @@ pub(crate) struct State {
     /// For each replica.
     batches: Vec<Arc<Batches>>,
     pub(crate) replicas: Replicas,
-    /// Where claims belong to a replica: the replicas that take them.
+    /// The replicas that take claims, where claims belong to a replica.
     pub(crate) homes: Option<Homes>,
     pub(crate) info: ServerInfo,
     pub(crate) promises: Promises,
@@ -53,37 +53,37 @@ pub(crate) struct State {
     pub(crate) sender: EventSender,
     /// Set once by `close`.
     pub(crate) closed: watch::Sender<bool>,
-    /// The ids of replicas that serve this very store.
+    /// The ids of replicas that are known to serve the same store.
     known: Mutex<Vec<String>>,
 }
 
-/// A request and what it was for.
+/// A request, and what it is for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request<'a> {
     pub(crate) ask: Ask<'a>,
     pub(crate) action: Action<'a>,
-    /// The claim that it is about, if it is about one.
+    /// The claim of the request, if there is one.
     pub(crate) claim: Option<&'a ClaimId>,
-    /// Where to send it first, if that matters.
+    /// The replica to try first, if that matters.
     pub(crate) at: Option<usize>,
-    /// The only replica to send it to: the claim belongs to it.
+    /// The only replica that may get the request: the claim belongs to it.
     pub(crate) home: Option<&'a Arc<Home>>,
-    /// What it asks for, if it may go together with others.
+    /// What it asks for, if it may be sent together with others.
     pub(crate) with_others: Option<What>,
-    /// The most that all of it may take.
+    /// The longest time that all of it may take.
     pub(crate) limit: Duration,
 }
 
-/// What a replica turned out to be.
+/// Whether a replica serves this store.
 enum Served {
     Ours,
-    /// Why its answers do not count.
+    /// It serves another store, for this reason.
     Other(String),
     Unknown(String),
 }
 
 impl State {
-    /// Asks all replicas for their store. Those that answer must serve the same.
+    /// Asks all replicas for their store. Those that answer must serve the same one.
     pub(crate) async fn open(config: Config, sender: EventSender) -> Result<Self> {
         let connections = Arc::new(Connections::new(&config));
         let replicas = Replicas::new(&config.replicas, config.spread);
@@ -137,7 +137,7 @@ impl State {
         Ok(state)
     }
 
-    /// Ends everything.
+    /// Closes connections and ends background tasks.
     pub(crate) fn close(&self) {
         self.closed.send_replace(true);
         self.connections.close();
@@ -147,7 +147,7 @@ impl State {
         *self.closed.borrow()
     }
 
-    /// The key that speaks for a claim.
+    /// The key of a claim.
     pub(crate) fn key_of(&self, claim: &Claim) -> Result<&Key> {
         let mut keys = self.config.keys.iter();
         keys.find(|key| key.key.speaks_for(&claim.id))
@@ -160,7 +160,7 @@ impl State {
             })
     }
 
-    /// Sends a request to one replica. Goes on to the next one only if nothing was sent or begun.
+    /// Sends a request to one replica. Tries the next one only if nothing was sent, or the replica began nothing.
     pub(crate) async fn ask(&self, request: Request<'_>) -> Result<Reply, RequestError> {
         if let Some(home) = request.home {
             return self.ask_home(request, home).await;
@@ -196,8 +196,8 @@ impl State {
         Err(failed.unwrap_or_else(|| self.unreached(request.action)))
     }
 
-    /// Sends the first request of a claim to a replica that then has the claim. Goes on to the next one only if nothing was
-    /// sent, or the replica refused it.
+    /// Sends the first request of a claim to a replica that then has the claim. Tries the next one only if nothing was sent, or
+    /// the replica refused the request.
     pub(crate) async fn ask_first(
         &self,
         homes: &Homes,
@@ -208,7 +208,7 @@ impl State {
         let mut failed = None;
         for index in self.replicas.order(Some(claim)) {
             let mut known = homes.at(index);
-            // What was known of it may be out of date, once.
+            // If the known id is out of date, it is read again, once.
             for _ in 0..2 {
                 let left = until.since(Clock::Boot.now());
                 if left.is_zero() {
@@ -251,7 +251,7 @@ impl State {
         Error::unavailable(&self.config.store, action.text(), why).into()
     }
 
-    /// Asks the replica at this place of the list who it is.
+    /// Asks the replica at this index for its id.
     async fn find_home(&self, homes: &Homes, index: usize, limit: Duration) -> Result<Arc<Home>> {
         let address = self.replicas.address(index);
         let said = ask_store(&self.config, &self.connections, address, limit).await;
@@ -268,7 +268,7 @@ impl State {
         Ok(home)
     }
 
-    /// Sends a request to the replica that the claim belongs to.
+    /// Sends a request to the replica to which the claim belongs.
     async fn ask_home(
         &self,
         request: Request<'_>,
@@ -303,7 +303,7 @@ impl State {
         }
     }
 
-    /// A request that may take effect late is remembered with its claim.
+    /// Notes with the claim that a request of it may take effect late.
     fn note_doubt(&self, request: Request<'_>, error: &RequestError, sent: BootInstant) {
         if let Some(claim) = request.claim
             && error.in_doubt
@@ -313,7 +313,7 @@ impl State {
         }
     }
 
-    /// One attempt. An error that is not in doubt: this replica did not begin.
+    /// One attempt. If an error is not in doubt, this replica began nothing.
     async fn ask_one(
         &self,
         replica: &Asked,
@@ -322,7 +322,7 @@ impl State {
     ) -> Result<Answer, RequestError> {
         let (index, address) = (replica.index(), replica.address(&self.replicas));
         let (ask, batches) = (request.ask, &self.batches[index]);
-        // A request that names a replica goes alone: the service knows it by its header.
+        // A request that must reach one replica is sent alone: its header names the replica.
         let with_others = request
             .with_others
             .filter(|_| ask.replica.is_none() && self.info.takes_batches());
@@ -398,8 +398,8 @@ impl State {
         }
     }
 
-    /// Whether an answer is from a replica that serves this store. A replica that was not heard before is asked, since it
-    /// may have been started with another one.
+    /// Whether an answer is from a replica that serves this store. A replica with an unknown id is asked, since it may serve
+    /// another store.
     async fn served_by(
         &self,
         address: &str,
@@ -407,7 +407,7 @@ impl State {
         limit: Duration,
     ) -> Served {
         let Some(id) = id else {
-            // No replica answers so, but a balancer may, for one that is down.
+            // A replica always gives its id, but a load balancer may answer for a replica that is down.
             return match status.is_success() {
                 true => Served::Unknown("the answer does not say which replica it is from".into()),
                 false => Served::Ours,
@@ -436,10 +436,10 @@ impl State {
         Served::Unknown(why)
     }
 
-    /// The store behind the service answers.
+    /// Checks that the store behind the service answers.
     async fn check_store(&self) -> Result<()> {
         let request = Request {
-            // Any name will do.
+            // Any name is suitable.
             ask: Ask::get("/v1/lock?name=fencelock-open"),
             action: Action::plain("opening the store"),
             claim: None,
@@ -450,7 +450,7 @@ impl State {
         };
         let reply = self.ask(request).await?;
         match self.read::<serde_json::Value>(&reply, request.action) {
-            // This client may look at other names only, or at none. What it is was asked before.
+            // This client has no right to look at this name. Its credentials were checked before.
             Err(refused) if matches!(refused.kind, Some(Kind::Forbidden | Kind::Unauthorized)) => {
                 Ok(())
             }
@@ -478,7 +478,7 @@ impl State {
         written.map(Bytes::from)
     }
 
-    /// Reads an answer of success, or says what the service says.
+    /// Reads a successful answer. Otherwise the error has the service's problem.
     pub(crate) fn read<T: DeserializeOwned>(
         &self,
         reply: &Reply,
@@ -495,8 +495,8 @@ impl State {
     }
 }
 
-/// The replicas that take claims. Each must be reachable by itself: behind a balancer, a request about a claim would mostly
-/// come to a replica that does not have it.
+/// The replicas that take claims. Each must be reachable by an address of its own: behind a load balancer, a request about a
+/// claim would often reach a replica that does not have it.
 async fn homes(config: &Config, said: &[(usize, Store)]) -> Result<Homes> {
     let mut found = vec![None; config.replicas.len()];
     for (index, store) in said {
@@ -508,7 +508,7 @@ async fn homes(config: &Config, said: &[(usize, Store)]) -> Result<Homes> {
     Ok(Homes::new(found))
 }
 
-/// Refuses an address at which several replicas answer. Each question goes over a connection of its own, as balancers choose by
+/// Refuses an address at which several replicas answer. Each request uses a new connection, because load balancers choose by
 /// connection.
 async fn is_one_replica(config: &Config, index: usize, said: &Store) -> Result<()> {
     let address = &config.replicas[index];
@@ -516,7 +516,7 @@ async fn is_one_replica(config: &Config, index: usize, said: &Store) -> Result<(
         let connections = Connections::new(config);
         ask_store(config, &connections, address, config.response_timeout).await
     });
-    // One that does not answer now shows nothing.
+    // A replica that does not answer now proves nothing.
     let others = join_all(asked).await.into_iter().flatten();
     for other in others {
         if other.replica != said.replica {
@@ -531,8 +531,8 @@ async fn is_one_replica(config: &Config, index: usize, said: &Store) -> Result<(
     Ok(())
 }
 
-/// What each replica says of its store. Once one has answered, the others have only [`LATER`] left: the store can be opened
-/// without them, and a replica that is heard later is asked then.
+/// What each replica says about its store. Once one has answered, the others have only [`LATER`] left: the store can be opened
+/// without them, and a replica that answers later is checked then.
 async fn ask_all(
     config: &Config,
     connections: &Connections,
@@ -544,7 +544,7 @@ async fn ask_all(
         let asked = ask_store(config, connections, address, config.response_timeout);
         let mut answered = one_answered.subscribe();
         let too_late = async {
-            // The sender outlives this.
+            // This cannot fail: the sender lives longer.
             let _ = answered.wait_for(|answered| *answered).await;
             sleep(LATER).await;
         };
@@ -565,7 +565,7 @@ async fn ask_all(
     join_all(asked).await
 }
 
-/// What a replica says of its store.
+/// What one replica says about its store.
 async fn ask_store(
     config: &Config,
     connections: &Connections,

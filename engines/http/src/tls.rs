@@ -5,7 +5,7 @@ use std::fmt;
 use fencelock_core::engine::TlsFiles;
 use fencelock_core::{Result, StoreUrl};
 
-/// What the options of a URL with TLS say.
+/// The TLS options of a URL.
 pub(crate) struct Tls {
     #[cfg(feature = "tls")]
     pub(crate) config: rustls::ClientConfig,
@@ -44,7 +44,7 @@ impl Tls {
             Some(ca) => of_file(url, ca)?,
             None => of_this_machine(url)?,
         };
-        // Of this client alone: the process may have chosen another one.
+        // Only for this client: the process may have another default provider.
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = rustls::ClientConfig::builder_with_provider(provider);
         let builder = builder.with_safe_default_protocol_versions();
@@ -68,7 +68,7 @@ fn of_file(url: &StoreUrl, text: &[u8]) -> Result<rustls::RootCertStore> {
     Ok(roots)
 }
 
-/// The authorities that this machine trusts; those that cannot be read are left out.
+/// The authorities that this machine trusts. Those that cannot be read are left out.
 #[cfg(feature = "tls")]
 fn of_this_machine(url: &StoreUrl) -> Result<rustls::RootCertStore> {
     let mut roots = rustls::RootCertStore::empty();

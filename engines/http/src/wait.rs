@@ -1,4 +1,4 @@
-//! Waiting: one request after the other, each of which keeps the place in the queue and waits at the service for a while.
+//! Waiting: one request after the other. Each keeps the place in the queue, and waits at the service for a while.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,13 +17,13 @@ use crate::error::{Action, RequestError};
 use crate::reply::Reply;
 use crate::state::State;
 
-/// The shortest and the longest pause after an answer that came long before it was expected.
+/// The shortest and the longest pause after an answer that came much too early.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
 
-/// How long an answer may take beside the time that the request was to wait.
+/// How much longer than the requested wait an answer may take: the least and the most.
 const SLACK: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(500));
 
-/// Waits for a claim that has a place. Returns the grant, or nothing if the place is not known here, or is another one now.
+/// Waits for a claim that has a place. Returns the grant. `None` if the place is not known here, or has changed.
 pub(crate) async fn wait(
     state: &Arc<State>,
     claim: &Claim,
@@ -41,10 +41,10 @@ pub(crate) async fn wait(
         };
         match answer? {
             Standing::Held(grant) => return Ok(Some(grant)),
-            // Who asks again hears why the store grants nothing, or that it does again.
+            // The core places the claim again, and learns why the store grants nothing, or that it grants again.
             Standing::Waiting(now) if now.stalled != place.stalled => return Ok(None),
             Standing::Waiting(_) => {}
-            // It waited, so this is no answer of the service.
+            // The claim was waiting, so this answer does not come from the service.
             _ => return Ok(None),
         }
         if Clock::Boot.now().since(begun) < state.info.poll() / 4 {
@@ -56,16 +56,17 @@ pub(crate) async fn wait(
     Ok(None)
 }
 
-/// One request that waits.
+/// Sends one request that waits.
 async fn poll(state: &Arc<State>, claim: &Claim) -> Result<Standing, RequestError> {
-    // If this wait is dropped, the request goes on to its answer: a release then knows that it cannot come late.
+    // If this wait is dropped, the request still runs to its answer. Then a release knows that the request cannot take effect
+    // later.
     let first = state.replicas.order(Some(&claim.id)).first().copied();
     let open = state.entries.poll(&claim.id, first.unwrap_or_default());
     let (own, claim) = (Arc::clone(state), claim.clone());
     let asked = tokio::spawn(async move {
         let at = Some(open.replica);
         let answer = put(&own, &claim, Wait::Silently, limit(&own), at).await;
-        // All of it is here, and not in the wait, which may be dropped.
+        // The task owns all of it, because the wait may be dropped.
         drop(open);
         answer
     });
@@ -81,7 +82,7 @@ fn limit(state: &State) -> Duration {
     wait + (window / 4).clamp(SLACK.0, SLACK.1)
 }
 
-/// A poll whose place was told. If this is dropped, what comes of it can be read later.
+/// A poll whose place is known. If this is dropped, its second line can be read later.
 struct Told<'a> {
     state: &'a Arc<State>,
     claim: &'a Claim,
@@ -97,7 +98,7 @@ impl<'a> Told<'a> {
         }
     }
 
-    /// What comes of it.
+    /// Reads the result of the poll.
     async fn standing(mut self) -> Result<Standing, RequestError> {
         let (state, claim) = (self.state, self.claim);
         let line = match &mut self.reply {
@@ -146,7 +147,7 @@ impl Drop for Told<'_> {
     }
 }
 
-/// Reads on until the poll has ended, however soon that is. A release must be sent after its end.
+/// Reads in the background until the poll has ended, even if that is soon: a release must be sent after its end.
 pub(crate) fn end_told(state: &Arc<State>, claim: &Claim) {
     let Some(mut told) = state.entries.take_told(&claim.id) else {
         return;
@@ -165,7 +166,7 @@ pub(crate) fn end_told(state: &Arc<State>, claim: &Claim) {
     });
 }
 
-/// The line that says what came of a poll. May be dropped and called again.
+/// The line with the result of a poll. Cancel safe.
 async fn second_line(told: &mut Reply, limit: Duration) -> Result<Bytes, String> {
     let left = (told.sent + limit).since(Clock::Boot.now());
     let Some(rest) = &mut told.answer.rest else {

@@ -14,7 +14,7 @@ use super::tls;
 const DEFAULT_PORT: u16 = 3306;
 /// The default prefix of the tables' names.
 const TABLE: &str = "fencelock";
-/// MySQL takes names of 64 bytes, and ours have a suffix.
+/// MySQL allows names of 64 bytes, and the tables' names have a suffix.
 const LONGEST_TABLE: usize = 48;
 
 /// How long the server keeps a connection that is silent outside a transaction, in seconds.
@@ -128,7 +128,7 @@ mod tests {
         Config::new(StoreUrl::parse(text)?.into())
     }
 
-    /// What can be compared of it.
+    /// The comparable parts of a configuration.
     fn shown(config: Result<Config>) -> String {
         let Config {
             store,

@@ -32,7 +32,7 @@ pub(crate) async fn connect(config: &Config) -> Result<Connected> {
 pub(crate) fn hang_up(conn: Conn) {
     if let Ok(runtime) = tokio::runtime::Handle::try_current() {
         runtime.spawn(async move {
-            // Whatever comes of it, the connection ends.
+            // Even if this fails, the connection ends.
             let _ = tokio::time::timeout(Duration::from_secs(1), conn.disconnect()).await;
         });
     }
@@ -63,7 +63,7 @@ impl Servers for Config {
                 }
                 Err(error) => error,
             };
-            // An error that somebody has to fix tells more than a server that is down.
+            // An error that an operator must fix is more useful than the error of a server that is down.
             if failure.as_ref().is_none_or(Error::is_retryable) {
                 failure = Some(error);
             }
@@ -117,7 +117,7 @@ async fn connect_in_time(config: &Config, host: usize) -> Result<Connected> {
     let connect = connect_to(config, &config.hosts[host], &action);
     let connected = tokio::time::timeout(limit, connect).await;
     connected.unwrap_or_else(|_| {
-        // A MySQL server speaks first.
+        // A MySQL server sends the first bytes.
         let why = format!("no answer within {limit:?}; is it a MySQL or MariaDB server?");
         Err(Error::unavailable(&config.store, action, why))
     })

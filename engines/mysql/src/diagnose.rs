@@ -26,7 +26,7 @@ const REPLICAS: [&str; 2] = [
 ];
 /// There is no such table.
 const NO_TABLE: u16 = 1146;
-/// With a shorter timeout the server may go on without its replicas, and a fail-over may lose grants.
+/// With a shorter timeout the server may continue without its replicas, and a fail-over may lose grants.
 const LONG: Duration = Duration::from_secs(3600);
 
 pub(super) async fn findings(config: &Config, tables: &Tables) -> Result<Vec<Finding>> {
@@ -101,7 +101,7 @@ fn of_session(variables: &HashMap<String, String>) -> Option<Finding> {
     ))
 }
 
-/// Whether the server waits for its replicas, so that a promoted one has all grants.
+/// Checks that the server waits for its replicas, so that a promoted one has all grants.
 fn of_replicas(
     replicas: u64,
     variables: &HashMap<String, String>,
@@ -144,7 +144,7 @@ fn of_replicas(
     })
 }
 
-/// Whether waiters can be woken.
+/// Checks that waiters can be woken.
 async fn of_ears(conn: &mut Conn, config: &Config, tables: &Tables) -> Result<Option<Finding>> {
     let polls = |why: String, change: &str| {
         let what = format!("waiters are not woken, and ask up to twice per second: {why}");

@@ -1,7 +1,7 @@
-//! The two connections that wake a client's waiters. The *ear* waits in the server until another client ends its wait with KILL
-//! QUERY. It holds a lock of the server's own with its name, by which others find its connection: so they hit nobody else. It
-//! waits for another such lock, the *bell*, which the *control* connection holds. (A KILL may take two seconds to reach a
-//! connection in SLEEP. It reaches one that waits for a lock at once.)
+//! The two connections by which a client's waiters are woken. The *ear* waits in the server until another client ends its wait
+//! with KILL QUERY. It holds a lock of the server's own that has its name. Others find its connection by that lock, so a KILL
+//! hits no other connection. It waits for another such lock, the *wake-up lock*, which the *control* connection holds. (A KILL
+//! may take two seconds to reach a connection in SLEEP. It reaches one that waits for a lock at once.)
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -14,34 +14,35 @@ use super::connection::{Connected, connect, hang_up};
 use super::error::caller_error;
 use super::request::{Answer, Request};
 
-/// What the name of an ear's lock begins with.
+/// The beginning of the name of an ear's lock.
 pub(crate) const EAR: &str = "fencelock-ear-";
-/// What the name of a bell begins with.
-const BELL: &str = "fencelock-bell-";
+/// The beginning of the name of a wake-up lock.
+const WAKE_LOCK: &str = "fencelock-bell-";
 
 /// KILL found no such connection.
 const NOBODY: u16 = 1094;
 
-/// How long a new ear is tried, and how often it is rung meanwhile.
+/// How long a new ear is tried out, and how often it is woken meanwhile.
 const TRIAL: Duration = Duration::from_secs(2);
-const RING_AGAIN: Duration = Duration::from_millis(5);
+const WAKE_AGAIN: Duration = Duration::from_millis(5);
 
 /// A name for an ear.
 pub(crate) fn new_name() -> String {
     format!("{:032x}", fastrand::u128(..))
 }
 
-/// Ends the wait of the connection that holds this lock, an SQL expression; of nobody if nobody does.
+/// A statement that ends the wait of the connection that holds this lock, if there is one. `lock` is an SQL expression.
 pub(crate) fn kill(lock: &str) -> String {
     format!("KILL QUERY COALESCE(IS_USED_LOCK({lock}), 0)")
 }
 
-/// Ends the wait of the ear with this name.
-pub(crate) fn ring(name: &str) -> Request {
+/// A request that wakes the ear with this name.
+pub(crate) fn wake(name: &str) -> Request {
     Request::of(kill(&format!("'{EAR}{name}'")))
 }
 
-/// The connection that holds the bell of an ear, and rings those of other clients. It opens when it is needed.
+/// The connection that holds the wake-up lock of this client's ear, and wakes the ears of other clients. It is opened when it
+/// is needed.
 pub(crate) struct Control {
     config: Config,
     name: String,
@@ -49,20 +50,20 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    /// For the ear with this name.
+    /// The control connection of the ear with this name.
     pub(crate) fn new(config: Config, name: String) -> Self {
         let conn = tokio::sync::Mutex::default();
         Self { config, name, conn }
     }
 
-    /// Holds the bell of its ear from now on.
-    pub(crate) async fn hold_bell(&self) -> Result<()> {
-        let bell = bell(&self.name);
-        self.run(&Request::of(format!("SELECT GET_LOCK('{bell}', 1)")))
+    /// Holds the wake-up lock of its ear from now on.
+    pub(crate) async fn hold_wake_lock(&self) -> Result<()> {
+        let wake_lock = wake_lock(&self.name);
+        self.run(&Request::of(format!("SELECT GET_LOCK('{wake_lock}', 1)")))
             .await
     }
 
-    /// Runs a request. A KILL that finds nobody is no failure.
+    /// Runs a request. A KILL that finds no connection is no failure.
     pub(crate) async fn run(&self, request: &Request) -> Result<()> {
         const ACTION: &str = "wake a waiter";
         let mut kept = self.conn.lock().await;
@@ -99,8 +100,8 @@ impl Control {
 
     async fn open(&self) -> Result<Conn> {
         let Connected { mut conn, .. } = connect(&self.config).await?;
-        // An earlier connection of this client may still hold it, which is as good.
-        let take = Request::of(format!("SELECT GET_LOCK('{}', 0)", bell(&self.name)));
+        // An earlier connection of this client may still hold the lock, which is equally good.
+        let take = Request::of(format!("SELECT GET_LOCK('{}', 0)", wake_lock(&self.name)));
         let taken = take.run(&mut conn).await;
         taken.map_err(|error| caller_error(&self.config.store, "hold a bell", error))?;
         Ok(conn)
@@ -123,7 +124,7 @@ pub(crate) struct Ear {
 }
 
 impl Ear {
-    /// Opens it and makes sure that a KILL of this user reaches it.
+    /// Opens an ear and makes sure that a KILL of this user reaches it.
     pub(crate) async fn open(config: &Config, name: &str, control: &Control) -> Result<Self> {
         let opening = Self::open_untried(config, name, control);
         let limit = config.settings.connect_timeout;
@@ -152,15 +153,15 @@ impl Ear {
                 .map(|taken| (number(&taken[0], 0), number(&taken[0], 1)));
             match taken {
                 Some((Some(1), Some(1))) => {
-                    control.hold_bell().await?;
+                    control.hold_wake_lock().await?;
                     return Ok(ear);
                 }
-                // An earlier connection of this client has it, and was cut off.
+                // An earlier connection of this client has the lock, and was cut off.
                 Some((Some(0), _)) => {
                     let end = format!("KILL CONNECTION COALESCE(IS_USED_LOCK({lock}), 0)");
                     control.run(&Request::of(end)).await?;
                 }
-                // Ended by a late KILL.
+                // A late KILL ended the statement.
                 _ => {}
             }
         }
@@ -168,26 +169,29 @@ impl Ear {
         Err(Error::unsupported(&ear.config.store, OPEN, why))
     }
 
-    /// Waits, and is rung.
+    /// Checks that a KILL ends the wait of this ear.
     async fn try_out(&mut self, control: &Control) -> Result<()> {
-        let (ring, bell) = (ring(&self.name), bell(&self.name));
-        let wait = Request::of(format!("SELECT GET_LOCK('{bell}', {})", TRIAL.as_secs()));
+        let (wake, wake_lock) = (wake(&self.name), wake_lock(&self.name));
+        let wait = Request::of(format!(
+            "SELECT GET_LOCK('{wake_lock}', {})",
+            TRIAL.as_secs()
+        ));
         let (config, is_over) = (self.config.clone(), AtomicBool::new(false));
         let waiting = async {
             let woken = self.ask(&wait, TRIAL).await;
             is_over.store(true, Ordering::SeqCst);
             woken
         };
-        let ringing = async {
-            // The first one may come before the wait.
+        let waking = async {
+            // The first KILL may arrive before the wait.
             while !is_over.load(Ordering::SeqCst) {
-                control.run(&ring).await?;
-                tokio::time::sleep(RING_AGAIN).await;
+                control.run(&wake).await?;
+                tokio::time::sleep(WAKE_AGAIN).await;
             }
             Ok(())
         };
-        let (woken, rung) = tokio::join!(waiting, ringing);
-        rung?;
+        let (woken, sent) = tokio::join!(waiting, waking);
+        sent?;
         match woken? {
             Some(answers) if number(&answers[0], 0).is_some() => {
                 let why = "a KILL QUERY does not reach a connection of the same user";
@@ -197,8 +201,8 @@ impl Ear {
         }
     }
 
-    /// Runs a request that may wait for so long. `None` if it was ended, by a KILL or a time limit of the server's. (MariaDB ends
-    /// only the wait: it is NULL, and the request goes on.)
+    /// Runs a request that may wait for `wait`. `None` if it was ended, by a KILL or a time limit of the server's. (MariaDB
+    /// ends only the wait: it is NULL, and the request goes on.)
     pub(crate) async fn ask(
         &mut self,
         request: &Request,
@@ -214,17 +218,17 @@ impl Ear {
         }
     }
 
-    /// An expression that waits for the bell. It is 0 after that time, NULL if it was ended, and 1 if the bell was free: the
-    /// control connection is gone.
+    /// An SQL expression that waits for the wake-up lock. It is 0 after that time, NULL if its wait was ended, and 1 if the
+    /// lock was free, which means that the control connection is gone.
     pub(crate) fn wait(&self, wait: Duration) -> String {
-        format!("GET_LOCK('{}', {})", bell(&self.name), wait.as_secs())
+        format!("GET_LOCK('{}', {})", wake_lock(&self.name), wait.as_secs())
     }
 
-    /// Lets go of the bell, and has the control connection hold it.
-    pub(crate) async fn give_bell_back(&mut self, control: &Control) -> Result<()> {
-        let free = format!("SELECT RELEASE_LOCK('{}')", bell(&self.name));
+    /// Releases the wake-up lock, and has the control connection hold it again.
+    pub(crate) async fn return_wake_lock(&mut self, control: &Control) -> Result<()> {
+        let free = format!("SELECT RELEASE_LOCK('{}')", wake_lock(&self.name));
         self.ask(&Request::of(free), Duration::ZERO).await?;
-        control.hold_bell().await
+        control.hold_wake_lock().await
     }
 
     /// Ends the connection.
@@ -233,7 +237,7 @@ impl Ear {
     }
 }
 
-/// What an ear does, for errors.
+/// The action of an ear, for errors.
 const OPEN: &str = "wait to be woken by KILL QUERY";
 
 /// A number in an answer of one row; `None` for NULL.
@@ -242,11 +246,11 @@ pub(crate) fn number(answer: &Answer, column: usize) -> Option<u64> {
     row.get::<Option<u64>, _>(column).flatten()
 }
 
-fn bell(name: &str) -> String {
-    format!("{BELL}{name}")
+fn wake_lock(name: &str) -> String {
+    format!("{WAKE_LOCK}{name}")
 }
 
-/// Interrupted; too long for `max_statement_time`, or for `max_execution_time`.
+/// Whether a statement was interrupted, or took longer than `max_statement_time` or `max_execution_time`.
 const fn is_ended(code: u16) -> bool {
     matches!(code, 1317 | 1969 | 3024)
 }

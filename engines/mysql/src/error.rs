@@ -2,9 +2,9 @@ use fencelock_core::Error;
 use fencelock_sql::server::Failure;
 use mysql_async::{DriverError, IoError};
 
-/// Whether a retry may mend it: lock wait timeout, deadlock, record changed since it was read; a commit that lost against
-/// another server's, in a Galera cluster or a replication group; a statement that took too long; a wait for a table's
-/// counter that took too long; a table that was changed while in use.
+/// Whether a retry may succeed: lock wait timeout, deadlock, record changed since it was read; a commit that lost against
+/// another server's, in a Galera cluster or a replication group; a statement that took too long; a wait for a table's counter
+/// that took too long; a table that was changed while in use.
 pub(super) const fn is_conflict(code: u16) -> bool {
     matches!(
         code,
@@ -12,7 +12,7 @@ pub(super) const fn is_conflict(code: u16) -> bool {
     )
 }
 
-/// What a failed request means.
+/// The meaning of a failed request.
 pub(super) fn failure(store: &str, error: mysql_async::Error) -> Failure {
     let code = match &error {
         mysql_async::Error::Server(server) => server.code,
@@ -40,7 +40,7 @@ pub(super) fn failure(store: &str, error: mysql_async::Error) -> Failure {
     }
 }
 
-/// The error for the caller, of connecting or of a statement.
+/// The error for the caller, for a failed connection or statement.
 pub(super) fn caller_error(store: &str, action: &str, error: mysql_async::Error) -> Error {
     let mysql_async::Error::Server(server) = &error else {
         return match error {

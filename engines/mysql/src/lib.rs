@@ -40,7 +40,7 @@ fencelock_core::store_options!(|options| Config::new(options), connect(options).
 /// [`Error::Unavailable`](fencelock_core::Error::Unavailable) if no server that takes writes answers in time.
 ///
 /// # Cancel safety
-/// May be dropped: nothing is held yet.
+/// May be dropped: no lock is held yet.
 pub async fn connect(options: impl Into<Options> + Send) -> Result<Arc<dyn Engine>> {
     let config = Config::new(options.into())?;
     let settings = config.settings;

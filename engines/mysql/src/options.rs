@@ -40,11 +40,11 @@ pub(crate) const STRATEGIES: [(&str, Strategy); 3] = [
 /// # }
 /// ```
 ///
-/// Opening the store refuses options that make no sense.
+/// Opening the store refuses options that cannot be used.
 ///
-/// # Own options of the driver
-/// From `mysql_async::Opts` fencelock takes address, database, credentials, TLS and all else, and makes connections of its
-/// own. It takes no pool and no open connection: a pool replaces its connections silently, and a lock must learn of that.
+/// # Options of the driver
+/// `mysql_async::Opts` may set address, database, credentials, TLS and everything else, and fencelock opens connections with
+/// them. A pool or an open connection cannot be used: a pool replaces its connections silently, and a lock must learn of that.
 ///
 /// ```no_run
 /// use fencelock_mysql::Options;
@@ -73,8 +73,8 @@ impl Options {
         StoreUrl::new("mysql", hosts, database).into()
     }
 
-    /// The database of own options. Those of the driver's pool do not count, and `tcp_nodelay`, `max_allowed_packet` and
-    /// `wait_timeout` are set.
+    /// The database of options of the driver. Its pool options are ignored, and `tcp_nodelay`, `max_allowed_packet` and
+    /// `wait_timeout` are overwritten.
     #[must_use]
     pub fn from_opts(opts: Opts) -> Self {
         let url = StoreUrl::new("mysql", [host(&opts)], opts.db_name().unwrap_or_default());
@@ -101,7 +101,7 @@ impl Options {
         tls(choice Mode in MODES) "tls";
         /// How long one answer may take; 2 s by default.
         response_timeout(duration) "response-timeout";
-        /// What the names of the tables begin with: at most 48 letters, digits and `_`; `fencelock` by default.
+        /// The beginning of the names of the tables: at most 48 letters, digits and `_`; `fencelock` by default.
         table(text) "table";
         /// The most connections of one client: at least 2, 8 by default. For the other strategies: how many claims may hold or
         /// wait in the database at once, at least 1, 32 by default.

@@ -35,9 +35,9 @@ pub(super) const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMES
 /// error, before it could roll back, keeps its rows locked no longer than this.
 pub(super) const IN_TRANSACTION: u64 = 5;
 
-/// How long a connection draws tokens without lifting the counter. Nobody takes and restores a dump in less time.
+/// How long a connection draws tokens without lifting the counter. Taking and restoring a dump takes longer.
 pub(super) const LIFT_EVERY: Duration = Duration::from_millis(100);
-/// The id that the counter is lifted to: the next step of the time, in steps of 1024 ids. So for-update clients that lift at
+/// The id to which the counter is lifted: the next step of the time, in steps of 1024 ids. So for-update clients that lift at
 /// the same time lift to the same id, and none of them meets an id that was drawn in a transaction that stays open.
 pub(super) const LIFTED_ID: &str =
     "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) DIV 10240 + 1) * 1024";
@@ -88,7 +88,7 @@ impl Request {
         self.count == 0
     }
 
-    /// Adds a statement. Returns the place of its answer.
+    /// Adds a statement. Returns the index of its answer.
     pub(super) fn push(&mut self, statement: impl AsRef<str>) -> usize {
         if self.count > 0 {
             self.text.push(';');
@@ -103,7 +103,7 @@ impl Request {
         self.run_with(conn, &mut Statements::new()).await
     }
 
-    /// The same on a connection that has prepared these statements.
+    /// Runs the request on a connection that has prepared these statements.
     pub(super) async fn run_with(
         &self,
         conn: &mut Conn,

@@ -50,7 +50,7 @@ impl ServerInfo {
         (version, (next(), next(), next()))
     }
 
-    /// Refuses servers that cannot keep a connection-bound lock, or on which it would not exclude.
+    /// Refuses servers that cannot keep a connection-bound lock, or on which such a lock would not exclude others.
     pub(crate) fn check_bound(&self, store: &str, strategy: &str) -> Result<()> {
         let refuse = |why: String| Err(Error::config(store, why));
         if self.get("wsrep_on") == "ON" {
@@ -117,7 +117,7 @@ impl ServerInfo {
         }
     }
 
-    /// What these settings may cost.
+    /// The limits that follow from these settings.
     pub(crate) fn limits(&self) -> Vec<Finding> {
         let mut limits = Vec::new();
         let flush = self.get("innodb_flush_log_at_trx_commit");

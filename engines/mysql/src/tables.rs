@@ -26,7 +26,7 @@ pub(crate) struct Tables {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
     Leases,
-    /// What wakes the waiters of leases. They work without.
+    /// The tables for waking the waiters of leases. Leases also work without them.
     Ears,
     Connections,
 }
@@ -85,7 +85,7 @@ impl Tables {
         self.fill(&all.join("\n"))
     }
 
-    /// Creates the missing tables for one use. Several clients may do so at once.
+    /// Creates the missing tables for one use. Several clients may do this at once.
     pub(crate) async fn create(&self, conn: &mut Conn, what: Use, config: &Config) -> Result<()> {
         for statement in self.schema(what) {
             let mut tries = 10;
@@ -103,7 +103,7 @@ impl Tables {
         Ok(())
     }
 
-    /// The statements for one use, one by one.
+    /// The statements for one use, one at a time.
     fn schema(&self, what: Use) -> Vec<String> {
         let script = match what {
             Use::Leases => include_str!("schema.sql"),

@@ -34,7 +34,7 @@ pub(super) fn options(options: OptsBuilder, tls: &Tls, host: &Host) -> Opts {
                 .with_root_certs(roots)
                 .with_client_identity(identity)
         }
-        // `Tls` always has it in this mode. Without it no server is trusted.
+        // `Tls` always has the certificates in this mode. Without it no server is trusted.
         (Mode::Require, None) => SslOpts::default().with_disable_built_in_roots(true),
     };
     options.ssl_opts(settings).into()
@@ -66,7 +66,7 @@ fn offers_none(error: &mysql_async::Error) -> bool {
     matches!(error, mysql_async::Error::Driver(NoClientSslFlagFromServer))
 }
 
-/// What a failure to connect means.
+/// The error for a failure to connect.
 fn refused(store: &str, tls: &Tls, host: &Host, action: &str, error: mysql_async::Error) -> Error {
     let mode = tls.mode(host);
     #[cfg(feature = "tls")]

@@ -25,7 +25,7 @@ pub(crate) struct Config {
     /// The driver's options, one per host.
     pub(crate) options: Vec<tokio_postgres::Config>,
     pub(crate) tls: Tls,
-    /// What makes the TLS of own configurations.
+    /// The connector of own configurations.
     pub(crate) connector: Option<Connector>,
 }
 
@@ -97,7 +97,7 @@ fn connections(url: &mut StoreUrl, hosts: &[Host]) -> Result<(Vec<tokio_postgres
         config.host(&host.name).port(host.port);
         config.ssl_mode(ssl_mode(tls.mode(host)));
         config.application_name("fencelock");
-        // So that a connection to a dead machine ends.
+        // So that a connection to a machine that is down ends.
         config.keepalives_idle(Duration::from_secs(15));
         config.keepalives_interval(Duration::from_secs(5));
         config.keepalives_retries(3);
@@ -109,7 +109,7 @@ fn connections(url: &mut StoreUrl, hosts: &[Host]) -> Result<(Vec<tokio_postgres
     Ok((options.collect(), tls))
 }
 
-/// A program's own configurations, and what their TLS is.
+/// A program's own configurations, and their TLS.
 fn own_connections(url: &StoreUrl, own: &Own) -> Result<(Vec<tokio_postgres::Config>, Tls)> {
     url.without_user()?;
     let mut configs = own.configs.clone();

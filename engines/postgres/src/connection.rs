@@ -22,7 +22,7 @@ use super::tls;
 /// blocks others only briefly. A plain index scan removes the entries of deleted rows that it meets; any other kind of scan
 /// would read all past rows of a contended lock each time.
 const PREPARE: &str = "SET default_transaction_read_only = off; ";
-/// The same for inspection: such a connection writes nothing.
+/// The setting for inspection: such a connection writes nothing.
 const PREPARE_TO_LOOK: &str = "SET default_transaction_read_only = on; ";
 const PREPARE_ALL: &str = "\
     SET statement_timeout = 0; SET lock_timeout = 0; SET idle_in_transaction_session_timeout = '5s'; \
@@ -51,7 +51,8 @@ pub(crate) struct Hosts {
 pub(crate) struct Session {
     pub(super) client: Client,
     pub(super) id: SessionId,
-    /// What tokens were lifted to when it was made, and the last token that it has drawn. The next one is above.
+    /// The time to which tokens were lifted when the connection was made, or the last token that it has drawn. Its next token
+    /// is above this.
     pub(super) floor: Token,
     /// Whether the server is a replica in recovery.
     pub(super) recovering: bool,
@@ -81,7 +82,7 @@ impl Hosts {
         match u32::try_from(self.config.hosts.len()).unwrap_or(u32::MAX) {
             // Less than the timeout of opening the store, so that the error names the host.
             0 | 1 => settings.connect_timeout.mul_f32(0.875),
-            // They share the time for one host, also for a later connection.
+            // The hosts share the time of one host, even for a later connection.
             several => settings.connect_timeout.min(settings.response_timeout) / several,
         }
     }

@@ -11,7 +11,7 @@ use futures_util::future::join_all;
 
 use super::connection::{Hosts, Listener, Session, columns};
 
-/// The hosts, and what a connection to one of them is for.
+/// The hosts, and the purpose of a connection to one of them.
 struct Attempt<'a> {
     hosts: &'a Hosts,
     signal: &'a Arc<CloseSignal>,
@@ -112,7 +112,7 @@ impl Servers for Attempt<'_> {
                 }
                 Ok(_) => why.push(hosts.recovering()),
                 Err(error @ Error::Unavailable { .. }) => {
-                    // The next connection does not wait for this host first.
+                    // The next connection tries another host first.
                     hosts.first.store((host + 1) % count, Ordering::Relaxed);
                     why.push(error);
                 }

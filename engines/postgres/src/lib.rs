@@ -42,7 +42,7 @@ fencelock_core::store_options!(|options| Config::new(options), connect(options).
 /// missing right; [`Error::Unavailable`](fencelock_core::Error::Unavailable) if no host that takes writes answers.
 ///
 /// # Cancel safety
-/// May be dropped: nothing is held yet.
+/// May be dropped: no lock is held yet.
 pub async fn connect(options: impl Into<Options> + Send) -> Result<Arc<dyn Engine>> {
     let hosts = Hosts::new(Config::new(options.into())?);
     let config = &hosts.config;

@@ -41,11 +41,11 @@ pub(crate) const STRATEGIES: [(&str, Strategy); 2] =
 /// # }
 /// ```
 ///
-/// Opening the store refuses options that make no sense.
+/// Opening the store refuses options that cannot be used.
 ///
-/// # Own configurations of the driver
-/// From a `tokio_postgres::Config` fencelock takes address, database, credentials and all else, and makes connections of its
-/// own. It takes no pool and no open connection: a pool replaces its connections silently, and a lock must learn of that.
+/// # Configurations of the driver
+/// A `tokio_postgres::Config` may set address, database, credentials and everything else, and fencelock opens connections with
+/// it. A pool or an open connection cannot be used: a pool replaces its connections silently, and a lock must learn of that.
 ///
 /// ```no_run
 /// use fencelock_postgres::Options;
@@ -64,7 +64,7 @@ pub struct Options {
     pub(crate) own: Own,
 }
 
-/// What a program configures itself.
+/// The driver's objects that a program configured itself.
 #[derive(Clone, Default)]
 pub(crate) struct Own {
     /// One per host.
@@ -79,8 +79,8 @@ impl Options {
         StoreUrl::new("postgres", hosts, "").into()
     }
 
-    /// The database of an own configuration, with one host. Without [`tls_connector`](Self::tls_connector) its connections
-    /// are not encrypted.
+    /// The database of a configuration of the driver, with one host. Without [`tls_connector`](Self::tls_connector) its
+    /// connections are not encrypted.
     #[must_use]
     pub fn from_config(config: Config) -> Self {
         let url = StoreUrl::new(
@@ -103,7 +103,7 @@ impl Options {
         self
     }
 
-    /// What encrypts the connections of own configurations, as their `ssl_mode` says.
+    /// Encrypts the connections of the driver's configurations, as their `ssl_mode` says.
     #[must_use]
     pub fn tls_connector<T>(mut self, connector: T) -> Self
     where
@@ -136,7 +136,7 @@ impl Options {
         tls(choice Mode in MODES) "tls";
         /// How long one answer, and each later connection, may take; 2 s by default.
         response_timeout(duration) "response-timeout";
-        /// The most connections of one client, beside one that listens: at least 2, 8 by default. For [`Strategy::Advisory`]:
+        /// The most connections of one client, besides one that listens: at least 2, 8 by default. For [`Strategy::Advisory`]:
         /// how many claims may hold or wait in the database at once, at least 1, 32 by default.
         max_connections(number) "max-connections";
     }

@@ -1,4 +1,4 @@
-//! What the server said of itself: its settings, and what they cost.
+//! The settings of the server, and the limits that follow from them.
 
 use fencelock_core::{Finding, Result};
 
@@ -55,7 +55,7 @@ pub(super) async fn limits(
             ),
             _ => {}
         }
-        // A replica that does not stream at the moment shows by its host in the URL.
+        // If a replica does not stream at the moment, its host in the URL shows that there is one.
         let follows = match row.get(2) {
             true => Some("a replica streams"),
             false => (hosts.config.hosts.len() > 1).then_some("another host follows"),

@@ -13,8 +13,8 @@ pub(super) const REVISION: u16 = 4;
 /// The lock of clients that create the tables: a number that other programs are unlikely to use.
 const SETUP_KEY: i64 = 0x0066_656e_6365_6c6b;
 
-/// The run of the server: its timeline, its start, and when its statistics were reset. They are reset when one of its
-/// processes was killed and it goes on without what had not reached the disk.
+/// Identifies the run of the server: its timeline, its start, and when its statistics were reset. They are reset when one of
+/// its processes was killed and the server continues without what had not reached the disk.
 macro_rules! run {
     () => {
         "concat_ws('/', substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8), \
@@ -27,10 +27,11 @@ const ASK: &str = concat!(
     run!(),
     " FROM fencelock_store, fencelock_tokens WHERE id = 1"
 );
-/// Lifts the token counter once per run. The lock has its own statement, so that nothing is drawn from the sequence before the
+/// Lifts the token counter once per run. The lock has its own statement, so that no token is drawn from the sequence before the
 /// row is locked. A counter that is already above the time is lifted by more than can be drawn in the moment that a crash
-/// loses. That of new tables, which no crash has hit, is not: far ahead of the time it would go back with the next loss of the
-/// tables. One message is one transaction, which ends by itself: a client that stops has nothing locked.
+/// loses. The counter of new tables, which no crash has hit, is not: if it were far ahead of the time, it would go back with
+/// the next loss of the tables. One message is one transaction, which ends by itself, so a client that stops leaves nothing
+/// locked.
 const LIFT_ONCE: &str = concat!(
     "SELECT 1 FROM fencelock_store WHERE id = 1 FOR UPDATE; \
      SELECT setval('fencelock_tokens', \
@@ -46,8 +47,8 @@ const LIFT_ONCE: &str = concat!(
 const LIFT: &str = "lift tokens to the time (needs UPDATE on fencelock_store and fencelock_tokens)";
 
 impl Hosts {
-    /// Checks or creates the tables and functions, and lifts tokens above all earlier ones: the time makes up for what was
-    /// lost with an old server or undone by an old dump.
+    /// Checks or creates the tables and functions, and lifts tokens above all earlier ones: lifting to the time makes up for
+    /// what was lost with an old server or undone by an old dump.
     pub(super) async fn prepare_tokens(&self, session: &mut Session) -> Result<()> {
         let mut answer = self.ask(session).await?;
         if answer.is_none() {
@@ -91,7 +92,7 @@ impl Hosts {
 
     /// Lifts tokens to the time, and above the floor of this connection.
     pub(super) async fn lift_tokens(&self, session: &mut Session) -> Result<()> {
-        // This does not wait for a standby: the grant of a token does, and so also for this.
+        // This commit does not wait for a standby. The grant of a token does, and so it waits for this commit, too.
         let sql = format!(
             "SET LOCAL synchronous_commit = local; SELECT fencelock_lift({})",
             session.floor

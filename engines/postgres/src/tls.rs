@@ -44,7 +44,7 @@ pub(super) fn connector(tls: &tls::Tls, host: &Host) -> Connector {
     }
     let _ = (tls, host);
     Connector(Arc::new(|_| {
-        // The driver makes one also where it does not use it.
+        // The driver makes one even if it does not use it.
         let off = |_| -> Connecting { Box::pin(async { Err("TLS is off".into()) }) };
         Ok(Handshake(Box::new(off)))
     }))
@@ -158,7 +158,7 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 /// A connection with TLS.
 pub(crate) struct Encrypted {
     stream: Box<dyn Stream>,
-    /// The driver asks for it once.
+    /// The driver reads it once.
     binding: Cell<Option<ChannelBinding>>,
 }
 

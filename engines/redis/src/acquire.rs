@@ -1,4 +1,4 @@
-//! Placing a claim: without a script if nobody is expected to contend for the lock, else by script.
+//! Placing a claim: without a script if no contention is expected, otherwise by script.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -70,7 +70,7 @@ pub(crate) async fn place(servers: &Servers, claim: &Claim) -> Result<Standing> 
 }
 
 /// From now on this client accepts no token of the claim's counter that is not above the claim's floor, and the script lifts
-/// the counter. Returns whether that is news.
+/// the counter. Returns whether the floor was raised.
 fn raise_floor(servers: &Servers, claim: &Claim) -> bool {
     let state = &servers.state;
     let slot = state.keys(&claim.name).slot;
@@ -99,7 +99,7 @@ fn not_yet(store: &str, from: BootInstant) -> Error {
     Error::unavailable(store, ACTION, cause)
 }
 
-/// Takes a free lock in two commands without a script. `None`: the script must decide.
+/// Takes a free lock in two commands without a script. `None` if the script must decide.
 async fn fast_path(
     servers: &Servers,
     claim: &Claim,
@@ -154,7 +154,7 @@ async fn fast_path(
     ))
 }
 
-/// Sets the key, and draws a token after that. Takes that come together go in batches.
+/// Sets the key, and draws a token after that. Takes that come together are sent in batches.
 async fn take(connection: &Connection, set: Cmd) -> Result<Taken, RedisError> {
     let others = connection.together.as_ref();
     let others = others.map(|together| (together, together.begin()));
@@ -180,7 +180,7 @@ async fn take(connection: &Connection, set: Cmd) -> Result<Taken, RedisError> {
     }
 }
 
-/// Takes a free lock by a small script, which records the token. `None`: the script for every case must decide.
+/// Takes a free lock by a small script, which records the token. `None` if the general script must decide.
 async fn recorded_fast_path(
     servers: &Servers,
     claim: &Claim,
@@ -214,24 +214,24 @@ async fn recorded_fast_path(
     }
 }
 
-/// What `place.lua` answers.
+/// The answers of `place.lua`.
 enum Placed {
     Held(Tokens),
     Waits(Queued),
     Busy,
-    /// The request came after its deadline. The server's time in ms.
+    /// The request came after its deadline. With the server's time in ms.
     Late(i64),
-    /// A newer version stored the lock.
+    /// A newer version of fencelock stored the lock.
     Newer,
 }
 
 struct Queued {
     counter: u64,
     ahead: u64,
-    /// What `PTTL` says of the lock.
+    /// The answer of `PTTL` for the lock.
     left: i64,
     ticket: u64,
-    /// A client of another kind holds.
+    /// Whether a client of another kind holds.
     foreign: bool,
 }
 
@@ -397,7 +397,7 @@ impl Placing<'_> {
         )
     }
 
-    /// Waits until as many replicas as were asked for have the grant. If too few have it, the grant is withdrawn.
+    /// Waits until the wanted number of replicas has the grant. If too few have it, the grant is withdrawn.
     async fn replicate(&self, writer: &mut Writer, rules: &GrantRules) -> Result<()> {
         let (state, claim) = (&self.servers.state, self.claim);
         let asked = state.config.replicas;
@@ -439,7 +439,7 @@ pub(crate) fn window(servers: &Servers, claim: &Claim) -> Duration {
     window.max(Duration::from_millis(1))
 }
 
-/// When to place the claim again: a push may be lost, and the holder may be gone.
+/// When to place the claim again: a push may be lost, or the holder may be gone.
 fn recheck(window: Duration, queued: &Queued, entry: Option<&Entry>) -> Duration {
     let mut pause = (window / 2).mul_f64(0.5 + fastrand::f64() / 2.0);
     if queued.foreign {
@@ -451,12 +451,12 @@ fn recheck(window: Duration, queued: &Queued, entry: Option<&Entry>) -> Duration
         pause = pause.min(Duration::from_millis(next.into()));
     }
     match u64::try_from(queued.left) {
-        // The first waiters look as soon as the lease ends; those behind them are told.
+        // The first waiters are placed again as soon as the lease ends. The waiters after them get a push.
         Ok(left) => {
             let spread = fastrand::u64(0..=queued.ahead.min(50));
             pause.min(Duration::from_millis(left + 1 + spread))
         }
-        // The lock is free: expired waiters are ahead.
+        // The lock is free: expired waiters are ahead of the claim.
         Err(_) if queued.left == -2 => Duration::from_millis(1),
         // The lease has no end.
         Err(_) => pause,

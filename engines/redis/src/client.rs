@@ -66,7 +66,7 @@ pub(crate) fn credentials(
     Ok(settings.set_password(password))
 }
 
-/// A client for one server. `tls_scheme`: what the URL must begin with for TLS.
+/// A client for one server. `tls_scheme` is the scheme that the URL must have for TLS.
 pub(crate) fn client(
     url: &StoreUrl,
     addr: ConnectionAddr,
@@ -125,7 +125,7 @@ fn encrypted_client(
     client.map_err(|error| url.refuse(error.to_string()))
 }
 
-/// A client for another address that is otherwise like this one.
+/// A client for another address, with all other settings of this one.
 pub(crate) fn at(
     client: &redis::Client,
     (host, port): &Address,

@@ -1,4 +1,4 @@
-//! The nodes of a Redis Cluster. A request is sent again only if the reply says that nothing was done.
+//! The nodes of a Redis Cluster. A request is sent again only if the reply says that it had no effect.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,12 +22,12 @@ use crate::state::State;
 const MOVES: u8 = 5;
 /// The pause before a retry while a slot is being moved, or has no master.
 const PAUSE: Duration = Duration::from_millis(10);
-/// The cluster is not asked for its slots more often than this.
+/// The least pause between two requests for the cluster's slots.
 const REFRESH_INTERVAL: Duration = Duration::from_millis(100);
-/// How long to wait at open for further masters after one has answered.
+/// While a store is opened: how long to wait for further masters after one has answered.
 const LATE_ANSWERS: Duration = Duration::from_secs(1);
 
-/// The known nodes, and which has which slot.
+/// The known nodes, and their slots.
 #[derive(Debug, Default)]
 struct Nodes {
     all: BTreeMap<Address, Arc<Node>>,
@@ -43,11 +43,11 @@ pub(crate) struct Cluster {
     /// When the cluster was asked for its slots last.
     refreshed: tokio::sync::Mutex<Option<BootInstant>>,
     refreshing: AtomicBool,
-    /// Whether a new node is connected as soon as it is known.
+    /// Whether new nodes are connected as soon as they are known.
     opened: AtomicBool,
 }
 
-/// How long and how often one request is sent again.
+/// Until when and how often one request is sent again.
 #[derive(Debug)]
 pub(crate) struct Retries {
     until: BootInstant,
@@ -82,7 +82,7 @@ impl Cluster {
         self.nodes.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Finds the masters and connects to all of them. Returns what they say of themselves.
+    /// Finds the masters and connects to all of them. Returns the information that they give.
     pub(crate) async fn open(&self, state: &Arc<State>) -> Result<Vec<ServerInfo>> {
         self.refresh(state).await?;
         let masters = self.masters();
@@ -96,7 +96,8 @@ impl Cluster {
                     infos.push(info);
                     timeout = LATE_ANSWERS;
                 }
-                // A master that is down is no reason to fail. Rights and settings are: they are the same at all masters.
+                // A master that is down does not make this fail. Wrong rights and settings do, since they are the same at all
+                // masters.
                 Err(error) if error.is_retryable() => failed = Some(error),
                 Err(error) => return Err(error),
             }
@@ -196,7 +197,7 @@ impl Cluster {
         Ok(Arc::clone(node))
     }
 
-    /// Whether to send a request again after this error. Returns when it is time to.
+    /// Whether to send a request again after this error. If so, it returns when it is time to do so.
     pub(crate) async fn should_retry(
         self: &Arc<Self>,
         state: &Arc<State>,
@@ -267,7 +268,7 @@ impl Cluster {
         maps.into_iter().flatten().max_by_key(|map| map.epoch)
     }
 
-    /// The first map that a node of the URL answers with.
+    /// The first map that a node of the URL returns.
     async fn ask_seeds(&self, config: &Config) -> Result<SlotMap> {
         let timeout = config.connect_timeout;
         let asked = self.seeds.iter().map(|seed| async move {
@@ -341,7 +342,7 @@ impl Cluster {
             nodes.all = all;
             nodes.owners = owners;
         }
-        // `open` connects those of the first map.
+        // `open` connects the nodes of the first map.
         if self.opened.load(Ordering::SeqCst) {
             for node in new {
                 node.maintain(state);

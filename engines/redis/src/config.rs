@@ -22,9 +22,9 @@ const SHORTEST_WINDOW: Duration = Duration::from_millis(50);
 /// How the servers of the store belong together.
 #[derive(Debug)]
 pub(crate) enum Deployment {
-    /// There is one.
+    /// One server.
     One,
-    /// A master and its replicas; the Sentinels tell which is which.
+    /// A master and its replicas. The Sentinels say which server is the master.
     Sentinel {
         /// The Sentinels' name for them.
         master: String,
@@ -34,26 +34,26 @@ pub(crate) enum Deployment {
     Cluster(Vec<redis::Client>),
 }
 
-/// What the options say.
+/// The checked options.
 #[derive(Debug)]
 pub(crate) struct Config {
-    /// For the one server; with several servers a template, whose address does not count.
+    /// The client for the only server. With several servers it is a template, whose address is not used.
     pub(crate) client: redis::Client,
     pub(crate) deployment: Deployment,
-    /// Addresses to use instead of those that the Sentinels or the cluster tell.
+    /// Addresses to use instead of those that the Sentinels or the cluster report.
     address_map: BTreeMap<Address, Address>,
     /// The URL without its password.
     pub(crate) store: String,
     pub(crate) connect_timeout: Duration,
     pub(crate) response_timeout: Duration,
-    /// For how long a handed-over lock waits for its new holder to confirm.
+    /// How long a handed-over lock waits for its new holder to confirm.
     pub(crate) claim_window: Duration,
     pub(crate) restart_delay: Duration,
     /// How many replicas must have a grant before it counts.
     pub(crate) replicas: u32,
     /// For how long a new master grants nothing.
     pub(crate) promotion_delay: Duration,
-    /// Whether the store is opened only to look.
+    /// Whether the store is opened only for inspection.
     pub(crate) inspect_only: bool,
 }
 
@@ -131,14 +131,14 @@ impl Config {
         matches!(self.deployment, Deployment::Cluster(_))
     }
 
-    /// A client for a server at the address that the Sentinels or the cluster told.
+    /// A client for a server at an address that the Sentinels or the cluster reported.
     pub(crate) fn client_at(&self, told: &Address) -> Result<redis::Client> {
         let address = self.address_map.get(told).unwrap_or(told);
         at(&self.client, address).map_err(|error| Error::config(&self.store, error.to_string()))
     }
 }
 
-/// What a scheme says of the servers.
+/// The kind of servers that a scheme means.
 #[derive(Clone, Copy)]
 enum Kind {
     Socket,
@@ -158,8 +158,8 @@ impl Kind {
         })
     }
 
-    /// The clients for the hosts of a URL. The first is for the one server, or a template with an address that does not count;
-    /// those for Sentinels follow it.
+    /// The clients for the hosts of a URL. The first is for the only server, or a template whose address is not used. The
+    /// clients for Sentinels follow it.
     fn clients(self, url: &mut StoreUrl) -> Result<Vec<redis::Client>> {
         let password = url.take_password()?;
         let settings = credentials(url, url.user.as_deref(), password)?;

@@ -25,10 +25,10 @@ use crate::uptime::Uptime;
 
 /// How many requests may wait in this process for the socket.
 const BUFFER: usize = 1024;
-/// How many requests may be under way of those that can be many. The others, such as renewals and batches, have the rest.
+/// How many requests of the frequent kinds may be under way. The rest is for other requests, such as renewals and batches.
 const TURNS: usize = BUFFER - 256;
 
-/// Connects. `listen` gets what the server pushes.
+/// Connects. `listen` gets the server's pushes.
 pub(crate) async fn connect(
     client: &redis::Client,
     timeout: Duration,
@@ -49,9 +49,9 @@ pub(crate) async fn connect(
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     Full,
-    /// To write and to wait until replicas have it. It listens to nothing.
+    /// For writing and waiting for replicas. It does not listen.
     Write,
-    /// To look. It neither listens nor writes, so the server and the user need not allow writes.
+    /// For inspection. It neither listens nor writes, so the server and the user need not allow writes.
     Look,
 }
 
@@ -62,7 +62,7 @@ pub(crate) enum Push<'a> {
     SlotMoved,
 }
 
-/// What to do with pushes. It is called in the order of the replies.
+/// What to do with pushes. It is called in order with the replies.
 pub(crate) type OnPush = Arc<dyn Fn(Push<'_>) + Send + Sync>;
 
 pub(crate) struct Setup<'a> {
@@ -79,7 +79,7 @@ fn failed(state: &State, action: &'static str) -> impl Fn(RedisError) -> Error {
     move |error| state.failed(action, None, error)
 }
 
-/// Names the server: the URL may name Sentinels, or several nodes.
+/// The action of connecting to this server, for errors. The URL may have Sentinels, or several nodes.
 pub(crate) fn connecting(client: &redis::Client) -> String {
     format!("connecting to {}", client.get_connection_info().addr())
 }
@@ -193,7 +193,8 @@ impl Setup<'_> {
         })
     }
 
-    /// Later on, a problem of the server may be temporary: another server may be put in its place.
+    /// Whether this is the first connection. For a later one, a problem of the server may be temporary, since another server
+    /// may replace it.
     fn is_first(&self) -> bool {
         self.generation == 1
     }
@@ -210,7 +211,7 @@ impl Setup<'_> {
         Ok(())
     }
 
-    /// The id of the connection, and what the server says of itself.
+    /// The id of the connection, and the information that the server gives.
     async fn ask_who(
         &self,
         driver: &mut MultiplexedConnection,
@@ -310,7 +311,7 @@ impl Listener {
     }
 }
 
-/// Why a server can never be used, judged by its error.
+/// Why a server can never be used, according to its error.
 fn permanent(error: &RedisError) -> Option<&'static str> {
     if error.kind() == ErrorKind::Parse {
         return Some(NOT_REDIS);

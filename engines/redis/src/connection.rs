@@ -22,7 +22,7 @@ pub(crate) struct Connection {
     pub(crate) driver: MultiplexedConnection,
     pub(crate) health: Arc<Health>,
     pub(crate) silence: Arc<Silence>,
-    /// Requests that may go in batches. Only with one server, whose replicas do not count.
+    /// Requests that may be sent in batches. Only with one server, and if grants do not wait for replicas.
     pub(crate) together: Option<Together>,
     /// For requests of which there may be many at once.
     pub(crate) turns: Semaphore,
@@ -35,13 +35,13 @@ pub(crate) struct Connection {
     /// The server's id of this connection.
     pub(crate) client_id: Option<i64>,
     pub(crate) run_id: Option<String>,
-    /// For how long at least the server had run when the connection was made. Known if a delay depends on it.
+    /// The least time that the server had run when the connection was made. Known only if a delay depends on it.
     pub(crate) ran: Option<Duration>,
     /// The counter can no longer be below this.
     pub(crate) floor: u64,
     /// Before this instant nothing is granted over this connection (see `restart-delay`).
     pub(crate) grants_from: Option<BootInstant>,
-    /// The server's time in ms minus ours, at most.
+    /// An upper bound of the server's time minus this machine's, in ms.
     pub(crate) ahead: AtomicI64,
     pub(crate) response_timeout: Duration,
 }
@@ -61,23 +61,23 @@ impl Connection {
         self.health.note(&self.silence, error);
     }
 
-    /// The server's time in ms after which a request sent now is too late to be of use.
+    /// The server's time in ms after which a request sent now arrives too late.
     pub(crate) fn deadline(&self) -> i64 {
         // Twice the timeout: the server's reply may be on its way while the client gives up.
         let allowed = 2 * i64::try_from(self.response_timeout.as_millis()).unwrap_or(i64::MAX / 4);
         in_millis(Clock::Boot.now()) + self.ahead.load(Ordering::Relaxed) + allowed
     }
 
-    /// The server's clock was set: `millis` is its time now.
+    /// Notes that the server's clock was set: `millis` is its time.
     pub(crate) fn set_server_time(&self, asked_at: BootInstant, millis: i64) {
         let ahead = millis - in_millis(asked_at);
         self.ahead.store(ahead, Ordering::Relaxed);
     }
 
-    /// Waits while too many requests are under way. The driver counts the response timeout from when it is asked, also while
-    /// its buffer is full, and a request that waits there would fail without having been sent.
+    /// Waits while too many requests are under way. The driver starts the response timeout when it gets the request, even while
+    /// its buffer is full. So a request that waits there would fail without having been sent.
     pub(crate) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
-        // It is never closed.
+        // This cannot fail: it is never closed.
         self.turns.acquire().await.ok()
     }
 
@@ -87,23 +87,23 @@ impl Connection {
         answer
     }
 
-    /// The server's error for a command that it is expected to refuse. The connection is not judged by it.
+    /// The server's error for a command that it is expected to refuse. This error does not count against the connection.
     pub(crate) async fn try_out(&self, command: &Cmd) -> Option<RedisError> {
         ask(&mut self.driver.clone(), command).await.err()
     }
 
-    /// The error if this user may not listen.
+    /// The error if this user has no right to listen.
     pub(crate) async fn try_listening(&self, channel: &str) -> Option<RedisError> {
         let mut driver = self.driver.clone();
         let error = driver.subscribe(channel).await.err();
         if error.is_none() {
-            // It fails only if the connection does.
+            // It fails only if the connection fails.
             drop(driver.unsubscribe(channel).await);
         }
         error
     }
 
-    /// Sends several commands at once. The error of one command stands in its place among the replies.
+    /// Sends several commands at once. The error of one command takes the place of its reply.
     pub(crate) async fn send_all(&self, commands: &Pipeline) -> Result<Vec<Value>, RedisError> {
         let mut driver = self.driver.clone();
         let answers = driver
@@ -140,7 +140,7 @@ impl Connection {
             return Ok(());
         };
         if channels.listen(channel).await? {
-            // A script that may not publish fails silently; this probe tells.
+            // A script without the right to publish fails silently. This probe shows the error.
             let mut probe = redis::cmd("SPUBLISH");
             probe.arg(channel).arg("probe");
             self.send(&probe).await?;
@@ -148,8 +148,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Waits until so many replicas have what was written over this connection, for `timeout` at most. Returns how many
-    /// have it.
+    /// Waits until `replicas` replicas have everything that was written over this connection, for `timeout` at most. Returns
+    /// how many have it.
     pub(crate) async fn replicated(
         &self,
         replicas: u32,
@@ -165,7 +165,7 @@ impl Connection {
     }
 
     /// Has the server end earlier connections, so that no request sent over them can still take effect. Returns for each
-    /// whether that is certain.
+    /// whether it has certainly ended.
     pub(crate) async fn kill(&self, client_ids: &[i64]) -> Vec<bool> {
         if client_ids.is_empty() {
             return Vec::new();

@@ -1,4 +1,4 @@
-//! What doctor finds on a store now, besides the limits of its promises.
+//! The findings of the doctor about a store now, besides the limits of its promises.
 
 use std::sync::Arc;
 
@@ -58,7 +58,7 @@ fn too_few(deployment: &Deployment, masters: usize) -> Option<Finding> {
     Some(Finding::new(Purpose::Efficiency, what, change))
 }
 
-/// What one server says of itself.
+/// The findings about one server.
 async fn server(servers: &Servers, node: &Arc<Node>, connection: &Connection) -> Vec<Finding> {
     let config = &servers.state.config;
     let name = connection.address();
@@ -104,7 +104,7 @@ async fn server(servers: &Servers, node: &Arc<Node>, connection: &Connection) ->
     findings
 }
 
-/// Whether a master goes on granting without its replicas.
+/// Checks whether a master continues to grant without its replicas.
 async fn cut_off(name: &str, connection: &Connection, info: &ServerInfo) -> Option<Finding> {
     let wanted = ["min-replicas-to-write 1"];
     let mut get = Cmd::new();
@@ -129,8 +129,8 @@ async fn cut_off(name: &str, connection: &Connection, info: &ServerInfo) -> Opti
     Some(Finding::new(Purpose::Correctness, what, change))
 }
 
-/// Whether a lock could be taken. The commands write nothing: the server refuses them to every user, but only after it has
-/// checked rights, memory and disk.
+/// Checks whether a lock could be taken. The commands write nothing: the server refuses them to every user, but only after it
+/// has checked rights, memory and disk.
 async fn refusals(
     servers: &Servers,
     name: &str,
@@ -140,7 +140,7 @@ async fn refusals(
     let cluster = servers.cluster();
     let slot = cluster.and_then(|cluster| cluster.slot_of(node));
     if cluster.is_some() && slot.is_none() {
-        // It has no locks.
+        // This server has no locks.
         return Vec::new();
     }
     let counter = counter(slot);
@@ -172,7 +172,7 @@ async fn refusals(
         .collect()
 }
 
-/// Rights that are missed only when something else has failed.
+/// Checks rights that are needed only when something else has failed.
 async fn rights(connection: &Connection) -> Vec<Finding> {
     let mut findings = Vec::new();
     // No connection has the id 0.

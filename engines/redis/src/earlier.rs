@@ -20,7 +20,7 @@ struct One {
 #[derive(Debug, Default)]
 pub(crate) struct Earlier {
     all: Mutex<VecDeque<One>>,
-    /// The newest generation among those that were too many to remember; 0 if there were none.
+    /// The newest generation of the connections that were dropped from the list; 0 if there are none.
     forgotten: AtomicU64,
 }
 
@@ -48,11 +48,11 @@ impl Earlier {
 
     /// Makes sure that no request sent over an earlier connection can still take effect.
     pub(crate) async fn end(&self, current: &Connection) {
-        // All stay in the list meanwhile: a concurrent withdrawal must not take them for ended.
+        // All stay in the list meanwhile, since a concurrent withdrawal must not think that they have ended.
         let (mut ended, mut asked, mut ids) = (Vec::new(), Vec::new(), Vec::new());
         for one in self.all.lock().iter() {
             match (&one.run_id, &current.run_id, one.client_id) {
-                // The server process is another one: the former's requests ended with it.
+                // The server process was replaced, and its requests ended with it.
                 (Some(before), Some(now), _) if before != now => ended.push(one.generation),
                 (Some(_), Some(_), Some(id)) => {
                     asked.push(one.generation);

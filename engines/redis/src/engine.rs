@@ -64,7 +64,7 @@ impl Engine for Redis {
         release::withdraw(&self.servers, claim, how).await
     }
 
-    /// A grant that is pushed to this process later is given back.
+    /// A grant that is pushed to this process later is released.
     fn forget(&self, claim: &ClaimId) {
         self.servers.state.entries.remove(claim);
     }

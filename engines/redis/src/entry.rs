@@ -19,8 +19,8 @@ pub(crate) struct PushedGrant {
 pub(crate) struct Entry {
     news: Mutex<News>,
     wake_up: Notify,
-    /// The claim's ticket in the queue, so that it keeps its place if the server forgot it; 0 before the first reply. For
-    /// Redlock: the counter that the next attempt suggests.
+    /// The claim's ticket in the queue, so that it keeps its place if the server has lost its queue; 0 before the first reply.
+    /// For Redlock it is the counter that the next attempt suggests.
     pub(crate) ticket: AtomicU64,
     /// The last pause between attempts, in ms, while the holder does not hand the lock over.
     pub(crate) pause: AtomicU32,
@@ -30,7 +30,7 @@ pub(crate) struct Entry {
 struct News {
     pushed: Option<PushedGrant>,
     woken: bool,
-    /// When the server said that the claim waits: the time of the request, and the counter of tokens.
+    /// Set while the server says that the claim waits: the time of that request, and the counter of tokens.
     place: Option<(BootInstant, u64)>,
 }
 
@@ -40,24 +40,24 @@ impl Entry {
         self.wake_up.notify_one();
     }
 
-    /// Has the claim placed again.
+    /// Wakes the claim, so that it is placed again.
     pub(crate) fn wake(&self) {
         self.news.lock().woken = true;
         self.wake_up.notify_one();
     }
 
-    /// The server, asked at `asked_at`, said that the claim waits, and that its counter was `counter`.
+    /// Notes that the server, in a request sent at `asked_at`, said that the claim waits, and that its counter was `counter`.
     pub(crate) fn waits(&self, asked_at: BootInstant, counter: u64) {
         self.news.lock().place = Some((asked_at, counter));
     }
 
-    /// The server was not asked: a pushed grant belongs to an earlier place.
+    /// Notes that no request was sent, so a pushed grant belongs to an earlier place.
     pub(crate) fn not_asked(&self) {
         self.news.lock().place = None;
     }
 
-    /// Waits for a grant that was made after the last request, and returns when that was sent; `None` when the claim should
-    /// be placed again. Cancel safe.
+    /// Waits for a grant that was made after the last request. Returns it with the time of that request; `None` when the claim
+    /// should be placed again. Cancel safe.
     pub(crate) async fn next(&self) -> Option<(PushedGrant, BootInstant)> {
         loop {
             {

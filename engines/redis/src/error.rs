@@ -1,4 +1,4 @@
-//! The driver's errors by meaning: errors that say what to do.
+//! The driver's errors by meaning, as errors that say what to do.
 
 use fencelock_core::{Cause, Error, Finding, LockName, Purpose};
 use redis::{ErrorKind, RedisError, ServerErrorKind};
@@ -6,11 +6,11 @@ use redis::{ErrorKind, RedisError, ServerErrorKind};
 /// What an error means for its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Meaning {
-    /// The server replied; the connection is good.
+    /// The server replied: the connection works.
     Answered,
-    /// No reply in time; the connection may be good.
+    /// No reply in time: the connection may still work.
     Silent,
-    /// The connection is gone, or leads to a server that serves no one.
+    /// The connection is lost, or leads to a server that serves no requests.
     Broken,
 }
 
@@ -42,7 +42,7 @@ pub(crate) fn is_noscript(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
 }
 
-/// The driver's error as an error of the core. `action` is what was tried.
+/// The driver's error as an error of the core. `action` says what was tried.
 pub(crate) fn explain(
     store: &str,
     action: &str,
@@ -104,7 +104,7 @@ fn without_script(error: RedisError) -> Cause {
     }
 }
 
-/// Which right to give, if one is missing.
+/// Which right to grant the user, if one is missing.
 fn right_missing(action: &str, code: &str, text: &str) -> Option<&'static str> {
     let says = [
         "NOPERM",

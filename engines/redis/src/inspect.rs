@@ -23,9 +23,9 @@ struct Seen {
     now: u64,
     value: Option<Vec<u8>>,
     left: Option<Duration>,
-    /// Of each shared holder its claim, its expiry in ms, and what is stored.
+    /// For each shared holder: its claim, its expiry in ms, and the stored text.
     shared: Vec<(String, u64, String)>,
-    /// What is stored of each waiter, in order.
+    /// The stored text of each waiter, in order.
     waiters: Vec<String>,
 }
 
@@ -61,13 +61,13 @@ impl Seen {
         }
     }
 
-    /// Whether a newer version stored it, or it is damaged.
+    /// Whether a newer version of fencelock stored the lock, or the value is damaged.
     fn is_unreadable(&self) -> bool {
         let value = self.value.as_deref();
         value.is_some_and(|value| Stored::parse(value) == Stored::Unreadable)
     }
 
-    /// Whether clients of this library wait for it. Any string may be the lock of another library; this one is.
+    /// Whether clients of this library wait for it. Any string may be the lock of another library, but this one certainly is.
     fn is_waited_for(&self) -> bool {
         !self.waiters.is_empty()
     }
@@ -103,7 +103,7 @@ impl Seen {
     }
 }
 
-/// What `PTTL` says.
+/// The remaining time, from the answer of `PTTL`.
 fn remaining(left: i64) -> Option<Duration> {
     u64::try_from(left).ok().map(Duration::from_millis)
 }
@@ -127,7 +127,7 @@ async fn see(servers: &Servers, name: &LockName) -> Result<Seen> {
     Seen::read(answer).map_err(|error| state.failed(ACTION, Some(name), error))
 }
 
-/// With read commands only: a user who may only look need not be allowed scripts, which may write.
+/// Uses read commands only, so that a user for inspection needs no right to run scripts, which may write.
 async fn see_without_script(servers: &Servers, keys: &Keys<'_>) -> Result<Seen> {
     type Lock = ((u64, u64), Option<Vec<u8>>, i64, Vec<String>);
     let name = keys.name.as_str();

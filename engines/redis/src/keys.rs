@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use fencelock_core::{Error, LockName, Result};
 use redis::Cmd;
 
-/// What the keys of fencelock itself begin with, or have after a tag.
+/// The beginning of fencelock's own keys, perhaps after a tag.
 const OWN: &str = "fencelock:";
 
 /// Refuses a lock whose key would be one of fencelock's own, such as the counter of tokens or the queue of another lock.
@@ -28,7 +28,7 @@ pub(crate) const COUNTER: &str = "fencelock:counter";
 /// The store's records, by their scopes.
 pub(crate) const RECORD: &str = "fencelock:record";
 
-/// Part of every key beside a lock.
+/// A part of every key that belongs to a lock.
 const QUEUE: &str = "fencelock:line";
 
 /// CRC-16 with the polynomial 0x1021 and the initial value 0, by byte.
@@ -171,7 +171,7 @@ impl<'a> Keys<'a> {
         &self.queue
     }
 
-    /// Another key beside the lock.
+    /// Another key of the lock, with this suffix.
     pub(crate) fn beside(&self, suffix: &str) -> String {
         format!("{}:{suffix}", self.queue)
     }

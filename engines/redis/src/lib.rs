@@ -5,29 +5,29 @@
 //! the same name exclude each other. A release hands the lock to the first waiter on the server, in one script, and the
 //! server tells that process at once. Tokens come from one counter per store; no key remains per name.
 //!
-//! The engine assumes that the server keeps its memory (its promises tell the limits of that, by the server's settings) and
-//! that the server's clock runs at about the right rate.
+//! The engine assumes that the server keeps its memory (the limits in its promises depend on the server's settings) and that
+//! the server's clock runs at about the right rate.
 //!
 //! [`Options`] and [`redlock::Options`] say where the servers are; the URLs are in docs/stores.
 //!
 //! # Rights
 //! Redis 6 or later. An ACL user needs the keys of its locks and those beside them (`~{*}:fencelock:*`, `~fencelock:*`), the
-//! channels `&fencelock:*` (new users of Redis 7 have none), and the commands
-//! `hello client|id client|kill info config|get subscribe publish eval evalsha time get getrange set del exists incrby pttl pexpire
-//! pexpireat zadd zrem zpopmin zrange zrangebyscore zscore zcard zrank hset hget hdel hmget hgetall scan`. Without
-//! `client|kill` a withdrawal after a broken connection is repeated for one lease. Without `info` and `config|get` the
-//! promises tell less about what the server may forget. `replicas` also needs `wait`; a cluster also needs
-//! `cluster|info cluster|slots asking ssubscribe sunsubscribe spublish`. A store that is opened only to look
-//! ([`StoreUrl::inspect_only`](fencelock_core::StoreUrl)) needs no channels, no scripts and no right to write: only the
-//! commands `hello client|id info config|get time get pttl zrange hgetall hmget scan`, and those of a cluster.
+//! channels `&fencelock:*` (new users of Redis 7 have none), and the commands `hello client|id client|kill info config|get
+//! subscribe publish eval evalsha time get getrange set del exists incrby pttl pexpire pexpireat zadd zrem zpopmin zrange
+//! zrangebyscore zscore zcard zrank hset hget hdel hmget hgetall scan`. Without `client|kill` a withdrawal after a broken
+//! connection is repeated for one lease. Without `info` and `config|get` the promises have less information on what the server
+//! may lose. `replicas` also needs `wait`; a cluster also needs `cluster|info cluster|slots asking ssubscribe sunsubscribe
+//! spublish`. A store that is opened only for inspection ([`StoreUrl::inspect_only`](fencelock_core::StoreUrl)) needs no
+//! channels, no scripts and no right to write: only the commands `hello client|id info config|get time get pttl zrange hgetall
+//! hmget scan`, and those of a cluster.
 //!
-//! # What to know
-//! * A lock may be taken out of turn when its key is absent while waiters queue: after the holder's lease has expired, or
-//!   after somebody deleted the key.
+//! # Limits
+//! * A lock may be taken out of turn when its key is absent while waiters queue: after the holder's lease has expired, or after
+//!   another client deleted the key.
 //! * A waiter whose process is connected and does not react delays its queue by one claim window; N of them in a row delay it
 //!   by N windows.
-//! * The engine does not protect against a proxy that hides a fail-over, a manual fail-back behind a connection that survives
-//!   it, and a server that was emptied and whose clock is behind.
+//! * The engine does not protect against a proxy that hides a fail-over, a manual fail-back during which the connection
+//!   survives, and a server that was emptied and has a slow clock.
 
 mod acquire;
 mod client;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fencelock_core::Clock;
 
-/// This machine until its next start: one boot clock.
+/// This machine until its next start, with its boot clock.
 #[derive(Debug)]
 pub(crate) struct Machine(String);
 
@@ -17,7 +17,7 @@ impl Machine {
         let namespace = namespace.map_or_else(|_| String::new(), |link| link.display().to_string());
         let id = match boot {
             Ok(boot) => boot + &namespace,
-            // Then no other client is taken to share the clock.
+            // Then no other client counts as one of the same machine.
             Err(_) => format!("{:032x}", fastrand::u128(..)),
         };
         Self(id.chars().filter(char::is_ascii_hexdigit).collect())
@@ -34,8 +34,8 @@ impl Machine {
     }
 }
 
-/// For how long a server has run at least: the processor time that its main thread has used, from `INFO`. Unlike the
-/// reported uptime it does not depend on the server's clock.
+/// The least time that a server has run: the processor time that its main thread has used, from `INFO`. Unlike the reported
+/// uptime it does not depend on the server's clock.
 pub(crate) fn ran(field: impl Fn(&str) -> Option<f64>) -> Duration {
     let used = ["used_cpu_sys_main_thread", "used_cpu_user_main_thread"];
     let seconds = used.into_iter().map(|name| field(name).unwrap_or(0.0));

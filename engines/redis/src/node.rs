@@ -1,4 +1,4 @@
-//! One server, or whichever is the master: its current connection, and the task that replaces it.
+//! One server, or the present master: its current connection, and the task that replaces it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -25,16 +25,16 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// How a server is found.
 #[derive(Debug)]
 pub(crate) enum Target {
-    /// It is always the same.
+    /// Always the same server.
     Fixed(Box<redis::Client>),
-    /// The Sentinels name it.
+    /// The server that the Sentinels name.
     Master(Arc<Sentinels>),
 }
 
 #[derive(Clone, Debug)]
 enum Status {
     Up(Arc<Connection>),
-    /// `refused`: the server was reached and refused.
+    /// `refused` if the server was reached and refused.
     Down {
         why: String,
         refused: bool,
@@ -61,7 +61,7 @@ pub(crate) struct Node {
     newest: AtomicU64,
     /// The server process seen last.
     run_id: Mutex<Option<String>>,
-    /// Before this instant no connection grants: another server was put in place of the former one.
+    /// Until this instant no connection grants, because another server has replaced the former one.
     replaced_until: Mutex<Option<BootInstant>>,
     uptime: Uptime,
     /// Where the Sentinels saw the master last.
@@ -185,7 +185,7 @@ impl Node {
         Ok(info)
     }
 
-    /// What the connection of this generation does with pushes.
+    /// Handles the pushes of the connection of this generation.
     fn on_push(self: &Arc<Self>, state: &Arc<State>, generation: u64) -> OnPush {
         let (state, node) = (Arc::downgrade(state), Arc::downgrade(self));
         Arc::new(move |push: Push<'_>| {
@@ -198,13 +198,13 @@ impl Node {
                         state.receive(message, node.is_newest(generation));
                     }
                 }
-                // Its waiters are placed again, and listen at another node then.
+                // The waiters are placed again, and then listen at another node.
                 Push::SlotMoved => state.entries.wake_all(),
             }
         })
     }
 
-    /// Replaces the connection in the background whenever it is lost, until the store or the node is gone.
+    /// Replaces the connection in the background whenever it is lost, until the store or the node is dropped.
     pub(crate) fn maintain(self: &Arc<Self>, state: &Arc<State>) {
         if self.maintained.swap(true, Ordering::SeqCst) {
             return;
@@ -217,8 +217,8 @@ impl Node {
         tokio::spawn(reconnect(state, node, wake_up, status));
     }
 
-    /// Until when nothing is granted because another server, which may have run for long, was put in place of the former
-    /// one. Later connections to it wait as long as the first.
+    /// Until when nothing is granted because another server has replaced the former one. That server may have run for long.
+    /// Later connections to it wait until the same time.
     fn note_process(
         &self,
         connection: &Connection,
@@ -240,7 +240,7 @@ impl Node {
         self.earlier.has(first, current)
     }
 
-    /// Notes that the connection is lost. Returns `false` if it is not, or if the node is closed.
+    /// Notes that the connection is lost. Returns `false` if it is not lost, or if the node is closed.
     fn note_loss(&self) -> bool {
         let mut lost = false;
         self.status.send_if_modified(|status| {
@@ -271,7 +271,7 @@ impl Node {
         });
     }
 
-    /// If grants or renewals wait for replicas: a connection for that, to the server that `main` leads to.
+    /// A connection for writing, to the server of `main`, if grants or renewals wait for replicas.
     pub(crate) async fn writer(
         &self,
         purpose: Use,
@@ -337,7 +337,7 @@ async fn reconnect(
                 Status::Up(connection) => !connection.is_broken(),
                 Status::Down { .. } => false,
             };
-            // If it is up, the notification came from a connection that was replaced meanwhile.
+            // If the node is up, the notification came from a connection that was replaced meanwhile.
             if is_up || !node.note_loss() {
                 break;
             }
@@ -356,14 +356,14 @@ async fn reconnect(
 }
 
 async fn closed(status: &mut watch::Receiver<Status>) {
-    // An error means that the node is gone.
+    // An error means that the node was dropped.
     let _ = status
         .wait_for(|status| matches!(status, Status::Closed))
         .await;
 }
 
-/// Asks the Sentinels again and again in the background, and leaves a server that is no longer the master, until the store is
-/// gone.
+/// Asks the Sentinels again and again in the background until the store is dropped, and disconnects from a server that is no
+/// longer the master.
 pub(crate) fn follow_master(sentinels: &Arc<Sentinels>, state: &Arc<State>, node: &Arc<Node>) {
     let pause = sentinels.pause();
     let sentinels = Arc::clone(sentinels);

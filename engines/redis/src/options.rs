@@ -21,11 +21,11 @@ use crate::client::{encrypt, socket_url, url_of};
 /// # }
 /// ```
 ///
-/// A host is `HOST` or `HOST:PORT`. Opening the store refuses options that make no sense.
+/// A host is `HOST` or `HOST:PORT`. Opening the store refuses options that cannot be used.
 ///
-/// # Own clients
-/// From a `redis::Client` fencelock takes address, credentials and TLS, and makes connections of its own. It takes no
-/// pool and no open connection: those are replaced silently when they break, and a lock must learn of that.
+/// # Clients of the driver
+/// A `redis::Client` may set address, credentials and TLS, and fencelock opens connections with it. A pool or an open
+/// connection cannot be used: they are replaced silently when they break, and a lock must learn of that.
 ///
 /// ```no_run
 /// use fencelock_redis::Options;
@@ -77,7 +77,7 @@ impl Options {
         StoreUrl::new("redis+cluster", nodes, "").into()
     }
 
-    /// The server of an own client.
+    /// The server of a client of the driver.
     #[must_use]
     pub fn from_client(client: redis::Client) -> Self {
         let own = vec![client];
@@ -85,8 +85,8 @@ impl Options {
         Self { url, own }
     }
 
-    /// As [`sentinel`](Self::sentinel), with own clients for the Sentinels, and one that has the credentials and the TLS of
-    /// the master and its replicas; its address does not count.
+    /// Like [`sentinel`](Self::sentinel), with clients of the driver for the Sentinels. `like` has the credentials and the TLS
+    /// settings for the master and its replicas; its address is not used.
     #[must_use]
     pub fn sentinel_from_clients(
         sentinels: Vec<redis::Client>,
@@ -99,8 +99,8 @@ impl Options {
         Self { url, own }
     }
 
-    /// As [`cluster`](Self::cluster), with own clients for some nodes. The others get the credentials and the TLS of the
-    /// first.
+    /// Like [`cluster`](Self::cluster), with clients of the driver for some nodes. The other nodes get the credentials and the
+    /// TLS settings of the first one.
     #[must_use]
     pub fn cluster_from_clients(nodes: Vec<redis::Client>) -> Self {
         let url = url_of(&nodes, "redis+cluster");

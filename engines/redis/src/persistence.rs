@@ -1,19 +1,19 @@
-//! Whether a server's settings last over its next start. Those of `CONFIG SET` do not.
+//! Whether a server's settings survive its next start. Those of `CONFIG SET` do not.
 //!
-//! A server tells which settings it has, not where they come from. It counts its commands, though: without a `CONFIG SET` since
-//! the start, the next start finds the same settings. It does not tell whether the last `CONFIG SET` or the last
-//! `CONFIG REWRITE` came later; the engine believes a `CONFIG REWRITE`.
+//! A server reports its settings, but not where they come from. However, it counts its commands: without a `CONFIG SET` since
+//! the start, the next start has the same settings. It does not report whether the last `CONFIG SET` or the last `CONFIG
+//! REWRITE` came later; if there was a `CONFIG REWRITE`, the engine assumes that it came later.
 
 use crate::server::ServerInfo;
 
-/// Where the current settings come from, as far as the server tells.
+/// Where the current settings come from, as far as the server shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Origin {
     /// The server was started with them.
     Start,
     /// `CONFIG SET` changed some, and `CONFIG REWRITE` wrote them into the file.
     Written,
-    /// `CONFIG SET` changed some, perhaps before the counts were reset, and nothing wrote them into the file.
+    /// `CONFIG SET` changed some, perhaps before the counts were reset, and no `CONFIG REWRITE` wrote them into the file.
     Unwritten,
     /// The server does not count these commands (before Redis 7).
     Unknown,

@@ -38,7 +38,7 @@ pub(crate) fn of(servers: &[ServerInfo], config: &Config) -> Promises {
         .wake(Wake::Push)
         .durability(durability.unwrap_or(Durability::Volatile))
         .min_ttl(Duration::from_millis(10))
-        // A lease that outlives the delay would be forgotten.
+        // A fail-over would lose a lease that is longer than the delay.
         .max_ttl(match config.promotion_delay {
             Duration::ZERO => Duration::from_secs(10 * 365 * 86_400),
             delay => delay,
@@ -47,7 +47,7 @@ pub(crate) fn of(servers: &[ServerInfo], config: &Config) -> Promises {
         .limits(all)
 }
 
-/// What stands between one server and correctness.
+/// Why locks on one server are not correct in all cases.
 fn limits(info: &ServerInfo, config: &Config) -> Vec<Finding> {
     if !info.is_known() {
         return vec![Finding::against_correctness(
@@ -61,7 +61,7 @@ fn limits(info: &ServerInfo, config: &Config) -> Vec<Finding> {
     limits
 }
 
-/// What the server remembers with its current settings.
+/// What the server keeps with its current settings.
 fn durability_now(info: &ServerInfo) -> Durability {
     match (info.get("aof_enabled"), info.fsync.as_deref()) {
         (Some("1"), Some("always")) => Durability::Durable,
@@ -70,7 +70,7 @@ fn durability_now(info: &ServerInfo) -> Durability {
     }
 }
 
-/// What it remembers with those settings that also survive its next start.
+/// What it keeps with those settings that also survive its next start.
 fn durability(info: &ServerInfo) -> Durability {
     match durability_now(info) {
         now if info.settings_last() => now,
@@ -89,7 +89,7 @@ fn rank(durability: &Durability) -> u8 {
     }
 }
 
-/// What the server may forget.
+/// What the server may lose.
 fn forgets(info: &ServerInfo) -> Option<Finding> {
     let wanted = ["appendonly yes", "appendfsync always"];
     let now = durability_now(info);
@@ -122,7 +122,7 @@ fn forgets(info: &ServerInfo) -> Option<Finding> {
     ))
 }
 
-/// Whether the server evicts keys, and locks with them.
+/// A finding if the server evicts keys, and so may evict locks.
 fn evicts(info: &ServerInfo) -> Option<Finding> {
     let wanted = ["maxmemory-policy noeviction"];
     if info.number("maxmemory").is_none_or(|most| most == 0) {
@@ -144,7 +144,7 @@ fn evicts(info: &ServerInfo) -> Option<Finding> {
     }
 }
 
-/// What a fail-over may forget.
+/// What a fail-over may lose.
 fn replication(info: &ServerInfo, config: &Config) -> Option<Finding> {
     let replicas = info.number("connected_slaves").unwrap_or(0);
     let asked = u64::from(config.replicas);

@@ -41,7 +41,7 @@ fn failed(servers: &Servers, action: &str, error: RedisError) -> Error {
     servers.state.failed(action, None, error)
 }
 
-/// Without a script, which a user who may only look need not be allowed.
+/// Reads without a script, so that a user for inspection needs no right to run scripts.
 async fn read(servers: &Servers, keys: &Keys<'_>, scope: &str) -> Result<Value> {
     let mut question = Pipeline::with_capacity(1);
     question.cmd("HGET").arg(RECORD).arg(scope);

@@ -1,4 +1,4 @@
-//! Withdrawing a claim, taking the lock from a holder, and serving the queue of a lock that was lost.
+//! Withdrawing a claim, evicting a holder, and serving the queue of a lock that was lost.
 
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ pub(crate) async fn withdraw(servers: &Servers, claim: &Claim, how: Leave) -> Re
             contention.clear_last();
         }
     }
-    // Only now: the script undoes what was pushed before, and what is pushed later is given back.
+    // Only now, because the script undoes a grant that was pushed before, and a grant that is pushed later is released.
     state.entries.remove(&claim.id);
     let (answer, node, connection) = answer?;
     let withdrawn = match answer {
@@ -63,8 +63,8 @@ pub(crate) async fn withdraw(servers: &Servers, claim: &Claim, how: Leave) -> Re
     Ok(withdrawn)
 }
 
-/// Releases a lock that no other claim waits for. `Int(0)`: it is another case; `None`: the script for every case must tell.
-/// Releases that come together go in batches.
+/// Releases a lock without waiters. `Int(0)` if this is another case; `None` if the general script must decide. Releases that
+/// come together are sent in batches.
 async fn uncontended(
     servers: &Servers,
     keys: &Keys<'_>,
@@ -99,7 +99,7 @@ async fn uncontended(
     Ok(answer.map(|answer| (answer, node, connection)))
 }
 
-/// The script for every case: it also hands the lock over.
+/// The general script, which also hands the lock over.
 async fn by_script(
     servers: &Servers,
     keys: &Keys<'_>,
@@ -120,7 +120,7 @@ async fn by_script(
     servers.run(ACTION, keys, script, args).await
 }
 
-/// Takes the lock from the holder with this token, or asks it to release. Returns whether the token holds.
+/// Takes the lock from the holder with this token, or asks it to release. Returns whether the token was that of a holder.
 pub(crate) async fn evict(
     servers: &Servers,
     name: &LockName,

@@ -28,7 +28,7 @@ const BATCHES: usize = 4;
 /// How many shared holds may be under way at once.
 const SHARED: usize = 64;
 
-/// Holds of one slot, as indexes into all that are renewed: one script call renews them.
+/// Holds of one slot, as indexes into the list of all holds. One script call renews them.
 type Group = (u16, Vec<usize>);
 
 #[derive(Debug, Default)]
@@ -96,14 +96,14 @@ async fn renew_everywhere(servers: &Servers, held: &[HeldClaim]) -> Vec<Option<R
         })
         .collect();
     let mut shares = stream::select_all(shares);
-    // Slightly longer than the response timeout, so that a request without a reply notes that first.
+    // Slightly longer than the response timeout, so that a request without a reply reports that itself.
     let timeout = servers.state.config.response_timeout.mul_f64(1.125);
     let mut heard = Clock::Boot.now();
     loop {
         let next = shares.next();
         let answers = if servers.cluster().is_some() {
             let left = timeout.saturating_sub(Clock::Boot.now().since(heard));
-            // What is left belongs to a node that is down. The holds at other nodes cannot wait for it.
+            // The remaining holds belong to a node that is down. The holds at other nodes cannot wait for it.
             let Ok(answers) = tokio::time::timeout(left, next).await else {
                 break;
             };
@@ -138,7 +138,7 @@ fn shares(servers: &Servers, held: &[HeldClaim]) -> Vec<Share> {
     }
     let mut nodes: BTreeMap<usize, Share> = BTreeMap::new();
     for (slot, (exclusive, shared)) in slots {
-        // The address of the node in memory only tells nodes apart. Unknown nodes are one.
+        // The node's address in memory only distinguishes nodes. All unknown nodes count as one.
         let owner = cluster.and_then(|cluster| cluster.owner(slot));
         let node = owner.map_or(0, |node| Arc::as_ptr(&node) as usize);
         let share = nodes.entry(node).or_default();
@@ -157,7 +157,7 @@ fn shares(servers: &Servers, held: &[HeldClaim]) -> Vec<Share> {
     nodes.into_values().collect()
 }
 
-/// How a renewal reaches the server: over the main connection, or over a writer if replicas must have it.
+/// The connection of a renewal: the main connection, or a writer if replicas must have the renewal.
 struct Route {
     node: Arc<Node>,
     main: Arc<Connection>,
@@ -185,7 +185,7 @@ impl Route {
         }
     }
 
-    /// Waits until as many replicas as were asked for have the renewals.
+    /// Waits until the wanted number of replicas has the renewals.
     async fn replicate(&mut self, servers: &Servers) -> Result<()> {
         let config = &servers.state.config;
         let asked = config.replicas;
@@ -328,7 +328,7 @@ async fn send_groups(
     Ok((renewed, moved))
 }
 
-/// One hold, wherever its slot is.
+/// Renews one hold, at any node that has its slot.
 async fn renew_one(servers: &Servers, held: &HeldClaim) -> Renewal {
     let state = &servers.state;
     let name = &held.claim.name;
@@ -369,7 +369,7 @@ async fn renew_one(servers: &Servers, held: &HeldClaim) -> Renewal {
     }
 }
 
-/// If the error names the node to which the slot is being moved: asks that one.
+/// If the error names the node to which the slot is being moved: renews there.
 async fn ask_new_node(
     servers: &Servers,
     error: &RedisError,

@@ -1,4 +1,4 @@
-//! What the server's replies contain.
+//! Reading the server's replies.
 
 use redis::{ErrorKind, RedisError, Value};
 

@@ -9,7 +9,7 @@ use redis::{Cmd, RedisError, Value};
 
 use crate::reply::{text, unexpected};
 
-/// The command for some of the keys that may be locks.
+/// The command that returns some of the keys that may be locks.
 pub(crate) fn scan(prefix: &str, cursor: &str, limit: usize) -> Cmd {
     let mut scan = redis::cmd("SCAN");
     scan.arg(cursor);
@@ -38,7 +38,7 @@ pub(crate) fn scanned(answer: &Value) -> Result<(String, BTreeSet<LockName>), Re
     Ok((text(next).unwrap_or_default(), names))
 }
 
-/// The locks that are held among those that these futures look at.
+/// The held locks among those that these futures read.
 pub(crate) async fn held<L>(looks: impl Iterator<Item = L> + Send) -> Result<Vec<LockView>>
 where
     L: Future<Output = Result<Option<LockView>>> + Send,

@@ -10,7 +10,7 @@ pub(crate) struct Script {
 }
 
 impl Script {
-    /// `timed`: every token is at least the server's time.
+    /// With `timed`, every token is at least the server's time.
     pub(crate) fn new(text: &str, timed: bool) -> Self {
         let lib = concat!("local timed = false\n", include_str!("scripts/lib.lua"));
         let lib = match timed {
@@ -25,7 +25,7 @@ impl Script {
     }
 }
 
-/// Bugs on purpose: what the script says where it should say something else.
+/// Planted bugs: replaces a part of the script by a wrong one.
 #[cfg(fencelock_planted)]
 fn planted(text: String) -> String {
     const BUGS: [(&str, &str, &str); 4] = [

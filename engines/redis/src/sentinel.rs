@@ -1,4 +1,4 @@
-//! The Sentinels of a master: where it is, since when, and whether most of them still say so.
+//! The Sentinels of a master: at which address it is, since when, and whether most of them still agree.
 
 use std::collections::HashMap;
 
@@ -15,12 +15,12 @@ use crate::error::explain;
 
 /// How long one Sentinel may take to answer.
 const TIMEOUT: Duration = Duration::from_millis(500);
-/// How often they are asked without a promotion-delay, and with one.
+/// The interval between requests to the Sentinels, without a promotion-delay and with one.
 const INTERVAL: Duration = Duration::from_secs(1);
 const SHORT_INTERVAL: Duration = Duration::from_millis(300);
 /// With a promotion-delay: for how long the answer of most of them is valid.
 const VALID_FOR: Duration = Duration::from_millis(1500);
-/// With a promotion-delay: how long to wait for later news once most of them agree.
+/// With a promotion-delay: how long to wait for newer answers once most of them agree.
 const LATE_ANSWERS: Duration = Duration::from_millis(100);
 /// What is added to a promotion-delay: the time for which an answer is valid, and the time that the Sentinels that voted
 /// may take to learn the outcome.
@@ -43,16 +43,16 @@ struct Sentinel {
 
 #[derive(Debug, Default)]
 struct Known {
-    /// The highest epoch that was believed: a Sentinel with a lower one has not heard of the last fail-over.
+    /// The highest epoch that was believed: a Sentinel with a lower one does not know of the last fail-over.
     epoch: u64,
-    /// What most of them said last, and when they were asked.
+    /// The last answer of most of them, and when it was requested.
     confirmed: Option<(Address, BootInstant)>,
 }
 
 #[derive(Debug)]
 pub(crate) struct Found {
     pub(crate) address: Address,
-    /// For how long at least they have known it as the master.
+    /// The least time for which they have known it as the master.
     pub(crate) age: Duration,
     pub(crate) asked_at: BootInstant,
 }
@@ -62,7 +62,7 @@ struct Answer {
     address: Address,
     epoch: u64,
     age: Duration,
-    /// It does not consider the master down.
+    /// Whether it considers the master up.
     up: bool,
     /// How many Sentinels it knows of, itself included.
     all: usize,
@@ -71,7 +71,7 @@ struct Answer {
 #[derive(Debug, Default)]
 struct Answers {
     known: Vec<Answer>,
-    /// How many do not know the master.
+    /// How many Sentinels do not know the master.
     unknown: usize,
     failed: Option<Error>,
 }
@@ -151,7 +151,7 @@ impl Sentinels {
         }
     }
 
-    /// Which address to believe, `all` being the number of Sentinels.
+    /// Which address to use. `all` is the number of Sentinels.
     fn decide(
         &self,
         config: &Config,
@@ -193,7 +193,7 @@ impl Sentinels {
         Error::unavailable(&config.store, action, cause)
     }
 
-    /// Whether the server at this address may still be believed to be the master.
+    /// Whether the server at this address still counts as the master.
     ///
     /// # Errors
     /// With a promotion-delay: if most of the Sentinels have not said so recently.
@@ -217,7 +217,7 @@ impl Sentinels {
     }
 }
 
-/// Whether most of them say the same and that it is up, and none has later news.
+/// Whether most of them give the same address and say that the master is up, and none has a newer answer.
 fn agree(answers: &[Answer]) -> bool {
     let all = answers.iter().map(|answer| answer.all).max().unwrap_or(0);
     let newest = answers.iter().max_by_key(|answer| answer.epoch);
@@ -228,7 +228,7 @@ fn agree(answers: &[Answer]) -> bool {
 }
 
 impl Sentinel {
-    /// `None`: it does not know the master.
+    /// `None` if it does not know the master.
     async fn ask(&self, master: &str, timeout: Duration) -> Result<Option<Answer>, RedisError> {
         let mut kept = self.connection.lock().await;
         let mut connection = match kept.take() {
@@ -256,7 +256,7 @@ impl Sentinel {
 }
 
 impl Answer {
-    /// From the replies to `GET-MASTER-ADDR-BY-NAME` and `MASTER`.
+    /// Reads the replies to `GET-MASTER-ADDR-BY-NAME` and `MASTER`.
     fn read(answers: &[Value]) -> Result<Option<Self>, RedisError> {
         let [address, about] = answers else {
             return Ok(None);

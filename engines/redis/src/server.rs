@@ -1,4 +1,4 @@
-//! What a server says of itself.
+//! The information that a server gives.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -51,7 +51,7 @@ impl ServerInfo {
         self.get("run_id").map(str::to_owned)
     }
 
-    /// For how long it has run according to its clock, which may have been set since; up to a second too little.
+    /// How long it has run according to its clock, which may have been set since; up to a second too little.
     pub(crate) fn uptime(&self) -> Option<Duration> {
         let seconds = self.get("uptime_in_seconds")?.parse().ok()?;
         Some(Duration::from_secs(seconds))
@@ -66,7 +66,7 @@ impl ServerInfo {
         Some(format!("{host}:{port}"))
     }
 
-    /// For how long it has run at least. No clock that can be set counts.
+    /// The least time that it has run, measured without clocks that can be set.
     pub(crate) fn ran(&self) -> Duration {
         machine::ran(|name| self.get(name)?.parse().ok())
     }

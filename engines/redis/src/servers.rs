@@ -22,7 +22,7 @@ use crate::unanswered::Unanswered;
 #[derive(Debug)]
 enum Topology {
     One(Arc<Node>),
-    /// The node is whichever server is the master.
+    /// The node is the present master.
     Sentinel(Arc<Node>, Arc<Sentinels>),
     Cluster(Arc<Cluster>),
 }
@@ -30,7 +30,7 @@ enum Topology {
 #[derive(Debug)]
 pub(crate) enum Gate {
     Open,
-    /// It was started or promoted recently and may have forgotten who holds.
+    /// It was started or promoted recently, and may have lost locks.
     ClosedUntil(BootInstant),
     /// It may no longer be the master.
     Unconfirmed(Error),
@@ -140,7 +140,7 @@ impl Servers {
         }
     }
 
-    /// Whether the server may still be believed to be the master.
+    /// Whether the server still counts as the master.
     ///
     /// # Errors
     /// If too few of the Sentinels have said so recently.
@@ -153,7 +153,7 @@ impl Servers {
         }
     }
 
-    /// Whether the server may grant now over this connection. Every way to a grant asks here: placing a claim, a pushed
+    /// Whether the server may grant now over this connection. Every way to a grant is checked here: placing a claim, a pushed
     /// grant, and each script that serves a queue.
     pub(crate) fn gate(&self, node: &Node, connection: &Connection) -> Gate {
         match connection.grants_from {
@@ -206,7 +206,7 @@ impl Servers {
         }
     }
 
-    /// Asks the server that has a lock several questions at once, without a script.
+    /// Sends several commands at once to the server that has a lock, without a script.
     pub(crate) async fn ask(
         &self,
         action: &str,
@@ -234,7 +234,8 @@ impl Servers {
         }
     }
 
-    /// Whether to send a request again after this error, to another server or a little later. Returns when it is time to.
+    /// Whether to send a request again after this error, to another server or a little later. If so, it returns when it is time
+    /// to do so.
     pub(crate) async fn should_retry(
         &self,
         retries: &mut Retries,
@@ -250,7 +251,7 @@ impl Servers {
         }
     }
 
-    /// A request to place a claim failed. If there was no reply, it may still take effect.
+    /// Notes that a request to place a claim failed. If there was no reply, it may still take effect.
     pub(crate) fn place_failed(
         &self,
         claim: &Claim,
@@ -266,7 +267,7 @@ impl Servers {
         error
     }
 
-    /// Before a withdrawal: ends, as far as possible, earlier requests that may still place the claim.
+    /// Ends, as far as possible, earlier requests that may still place the claim. Called before a withdrawal.
     pub(crate) async fn end_unanswered(&self, id: &ClaimId, slot: u16) {
         let Some((first, _)) = self.unanswered.find(id) else {
             return;
@@ -280,7 +281,7 @@ impl Servers {
 
     /// After a withdrawal over this connection: whether it is certain that no earlier request can still place the claim.
     ///
-    /// A request to another server cannot: that server no longer has the lock, and scripts have a deadline.
+    /// A request to another server cannot place it: that server no longer has the lock, and scripts have a deadline.
     pub(crate) fn is_final(&self, id: &ClaimId, node: &Node, connection: &Connection) -> bool {
         let Some((first, over)) = self.unanswered.find(id) else {
             return true;
@@ -300,8 +301,8 @@ impl Servers {
         self.state.entries.wake_all();
     }
 
-    /// Gives back the grant with this token, unless the claim has confirmed it since: a reply that came before the message
-    /// may have granted the lock to it.
+    /// Releases the grant with this token, unless the claim has confirmed it since. A reply that came before the message may
+    /// have granted the lock to the claim.
     async fn give_back(&self, claim: ClaimId, first: u64, name: LockName) {
         let keys = self.state.keys(&name);
         let args = |command: &mut Cmd, rules: &GrantRules| {
@@ -317,7 +318,7 @@ impl Servers {
     }
 }
 
-/// Does what connections and nodes ask for, until the store is gone.
+/// Does the tasks of connections and nodes, until the store is dropped.
 async fn run_tasks(servers: Weak<Servers>, mut tasks: mpsc::UnboundedReceiver<Task>) {
     while let Some(task) = tasks.recv().await {
         let Some(servers) = servers.upgrade() else {

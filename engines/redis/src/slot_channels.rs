@@ -1,4 +1,4 @@
-//! In a cluster: the channels of slots that this process listens to, at one node.
+//! In a cluster: the channels of slots to which this process listens, at one node.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use redis::aio::MultiplexedConnection;
 use crate::health::{Health, Silence};
 use crate::reply::unexpected;
 
-/// From so many channels on, those without waiters are given up.
+/// From this number of channels on, those without waiters are given up.
 const CHANNELS: usize = 1024;
-/// A waiter is placed again within seconds, so a channel that was not asked for in this time has none.
+/// A waiter is placed again within seconds, so a channel that was not used for this long has no waiters.
 const IDLE: Duration = Duration::from_secs(60);
 
-/// The subscriptions of one connection, and when each was asked for last.
+/// The subscriptions of one connection, and when each was last used.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Subscriptions(Arc<Mutex<HashMap<String, BootInstant>>>);
 
@@ -26,13 +26,13 @@ impl Subscriptions {
         self.0.lock().insert(channel.to_owned(), Clock::Boot.now());
     }
 
-    /// The server ended a subscription. Returns `false` if this process had given it up itself.
+    /// Notes that the server ended a subscription. Returns `false` if this process had given it up itself.
     pub(crate) fn ended(&self, channel: &str) -> bool {
         self.0.lock().remove(channel).is_some()
     }
 }
 
-/// The channels of slots. They have a connection of their own: the driver takes the message that a slot has moved for a
+/// The channels of slots. They have a connection of their own: the driver mistakes the message that a slot has moved for a
 /// reply.
 #[derive(Debug)]
 pub(crate) struct SlotChannels {
@@ -94,7 +94,7 @@ impl SlotChannels {
         for channel in idle {
             let mut unsubscribe = redis::cmd("SUNSUBSCRIBE");
             unsubscribe.arg(&channel);
-            // It fails only if the connection does.
+            // It fails only if the connection fails.
             drop(
                 self.connection
                     .clone()

@@ -1,18 +1,18 @@
-//! Which node of a cluster has which slot, as one node says; and addresses in replies.
+//! The nodes of a cluster and their slots, according to one node. Also addresses in replies.
 
 use redis::{ErrorKind, Pipeline, RedisError, ServerErrorKind, Value};
 
 use crate::config::Address;
 use crate::reply::text;
 
-/// What one node says.
+/// The slots according to one node.
 pub(crate) struct SlotMap {
     pub(crate) epoch: u64,
     /// First slot, last slot, and the master that has them.
     pub(crate) ranges: Vec<(u16, u16, Address)>,
 }
 
-/// What to ask a node.
+/// The requests to a node.
 pub(crate) fn questions() -> Pipeline {
     let mut questions = Pipeline::with_capacity(2);
     questions.cmd("CLUSTER").arg("INFO");
@@ -21,7 +21,7 @@ pub(crate) fn questions() -> Pipeline {
 }
 
 impl SlotMap {
-    /// From the replies to [`questions`] by the node at `host:port`.
+    /// Reads the replies to [`questions`] by the node at `host:port`.
     pub(crate) fn read(
         answers: Result<Vec<Value>, RedisError>,
         asked: &str,
@@ -69,7 +69,7 @@ fn range(value: &Value, asked: &str) -> Option<(u16, u16, Address)> {
     let [host, Value::Int(port), ..] = &master[..] else {
         return None;
     };
-    // A node that does not know its own address says nothing, or `?`.
+    // A node that does not know its own address returns nothing, or `?`.
     let host = match text(host).filter(|host| !host.is_empty() && host != "?") {
         Some(host) => host,
         None => split(asked)?.0,
@@ -84,7 +84,7 @@ fn split(address: &str) -> Option<Address> {
     Some((host.to_owned(), port.parse().ok()?))
 }
 
-/// Whether an error means that nothing was done because the lock is, or will be, at another node.
+/// Whether an error means that the request had no effect because the lock is, or will be, at another node.
 pub(crate) fn is_redirection(error: &RedisError) -> bool {
     matches!(
         error.kind(),
@@ -97,12 +97,12 @@ pub(crate) fn is_redirection(error: &RedisError) -> bool {
     )
 }
 
-/// Where a slot now is, if the error tells.
+/// Where a slot now is, if the error says that.
 pub(crate) fn moved_to(error: &RedisError) -> Option<Address> {
     redirected(error, ServerErrorKind::Moved)
 }
 
-/// Where a key of a slot that is being moved may already be, if the error tells.
+/// Where a key of a slot that is being moved may already be, if the error says that.
 pub(crate) fn ask_at(error: &RedisError) -> Option<Address> {
     redirected(error, ServerErrorKind::Ask)
 }

@@ -1,4 +1,5 @@
-//! What all calls of one store share, apart from its servers: the waiting claims, the highest tokens seen, the scripts.
+//! The state that all calls of one store share, apart from its servers: the waiting claims, the highest tokens seen, the
+//! scripts.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,7 +16,7 @@ use crate::keys::{Keys, SLOTS};
 use crate::scripts::Scripts;
 use crate::stored::Message;
 
-/// What a connection or a node finds out and the store's servers as a whole must deal with.
+/// A task that a connection or a node hands to the store as a whole.
 #[derive(Debug)]
 pub(crate) enum Task {
     /// The server granted the lock to a claim that no longer waits here.
@@ -24,7 +25,7 @@ pub(crate) enum Task {
         first: u64,
         name: LockName,
     },
-    /// A server does not answer: perhaps another has taken its place.
+    /// A server does not answer. Perhaps another one has replaced it.
     FindServers,
 }
 
@@ -32,7 +33,7 @@ pub(crate) enum Task {
 pub(crate) struct State {
     pub(crate) config: Config,
     pub(crate) scripts: Scripts,
-    /// This process listens to the channel `fencelock:` and this.
+    /// The channel of this process, without its prefix `fencelock:`.
     pub(crate) channel: String,
     pub(crate) entries: Entries,
     pub(crate) contention: Contention,
@@ -75,7 +76,7 @@ impl State {
         Keys::new(name, self.config.is_cluster())
     }
 
-    /// Refuses what a store that was opened only to look cannot do.
+    /// Refuses an action that a store opened only for inspection cannot do.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for such a store.
@@ -100,7 +101,7 @@ impl State {
         self.highest[usize::from(slot)].fetch_max(token, Ordering::SeqCst);
     }
 
-    /// Handles a message. `newest`: it came over the node's newest connection.
+    /// Handles a message. `newest` if it came over the node's newest connection.
     pub(crate) fn receive(&self, message: Message, newest: bool) {
         match message {
             Message::Granted {
@@ -112,7 +113,7 @@ impl State {
                 let slot = self.keys(&name).slot;
                 self.saw(slot, first + u64::from(count.max(1)) - 1);
                 if !newest {
-                    // The same message may come over the newer connection, and every waiter is placed again over that one.
+                    // Not needed: the newer connection may bring the same message, and every waiter is placed again over it.
                     return;
                 }
                 match self.entries.find(&claim) {

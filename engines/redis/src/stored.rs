@@ -14,7 +14,7 @@ pub(crate) const MARK_LEN: usize = 36;
 /// Between owner and label, which contain no control characters.
 const SEPARATOR: u8 = 0x1f;
 
-/// What the stored value of a claim begins with: `fl`, the version of the format, and the claim's id.
+/// The beginning of a claim's stored value: `fl`, the version of the format, and the claim's id.
 pub(crate) fn mark(id: &ClaimId) -> [u8; MARK_LEN] {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let mut mark = *b"fl1:00000000000000000000000000000000";
@@ -49,7 +49,7 @@ pub(crate) fn px(claim: &Claim) -> u64 {
     millis(claim.ttl.saturating_add(claim.lock_delay)).max(1)
 }
 
-/// Appends the lease of a renewal, after a `=` if it is to be set also where it ends sooner.
+/// Appends the lease of a renewal, after a `=` if it must be set even if that ends the lease sooner.
 pub(crate) fn push_lease(command: &mut Cmd, held: &HeldClaim) {
     let px = px(&held.claim);
     match held.shorten {
@@ -81,7 +81,7 @@ pub(crate) fn unrecorded(claim: &Claim, channel: &str) -> Vec<u8> {
     value
 }
 
-/// What follows the token when a claim comes to hold at once.
+/// Appends what follows the token of a claim that holds at once.
 pub(crate) fn push_after_token(value: &mut Vec<u8>, claim: &Claim, channel: &str) {
     value.push(b':');
     push_number(value, px(claim));
@@ -116,9 +116,9 @@ pub(crate) enum Stored {
     Exclusive(Hold),
     /// Claims of this mode (shared or permits) hold.
     Shared(Mode),
-    /// Of a newer version of fencelock, or damaged.
+    /// A value of a newer version of fencelock, or a damaged one.
     Unreadable,
-    /// Of another kind of client.
+    /// A value of another kind of client.
     Foreign,
 }
 
@@ -158,7 +158,7 @@ impl Rest {
 }
 
 impl Stored {
-    /// Reads the value at a lock's key, whatever wrote it.
+    /// Reads the value at a lock's key. Any client may have written it.
     pub(crate) fn parse(value: &[u8]) -> Self {
         let Some(rest) = value.strip_prefix(b"fl") else {
             return Self::Foreign;
@@ -218,7 +218,7 @@ impl Hold {
     pub(crate) fn view(self, mode: Mode, left: Option<Duration>, now: u64) -> HolderView {
         let held = match (self.since, left) {
             (Some(since), _) => Some(now.saturating_sub(since)),
-            // It has not been renewed: it began one lease before its end.
+            // The hold has not been renewed, so it began one lease before its end.
             (None, Some(left)) => Some(self.px.saturating_sub(millis(left))),
             (None, None) => None,
         };

@@ -1,12 +1,12 @@
-//! Takes and releases without contention that come together: they go out in batches.
+//! Takes and releases without contention that come together are sent in batches.
 //!
-//! One request after the other costs client and server more than a batch, and has them take turns: all callers run before
-//! the next request is written, and the server idles meanwhile. Here the answers of one batch are given, and what their
-//! callers ask for next is written, before the answers of the next batch are given. So both work at the same time.
+//! Single requests cost client and server more than a batch, and make them work in turns: all callers run before the next
+//! request is written, and the server is idle meanwhile. Here the callers of one batch get their answers, and their next
+//! requests are written, before the next batch's answers are handed out. So client and server work at the same time.
 //!
 //! In a batch each take is a `SET` of its own, and one `INCRBY` after all of them draws a token for each. So a token is drawn
-//! after its lock was won and before its caller knows, as for a take that goes alone: whoever holds the lock next draws later.
-//! A script of all releases comes before the takes.
+//! after its lock was won and before its caller knows, as for a take that is sent alone: the next holder of the lock draws
+//! later. A script of all releases comes before the takes.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -30,19 +30,19 @@ use crate::reply::unexpected_all;
 use crate::scripts::Script;
 use crate::stored::MARK_LEN;
 
-/// So many requests go alone: a batch of few costs more than it saves.
+/// Up to this many requests are sent alone: a small batch costs more than it saves.
 const ALONE: usize = 4;
 /// How many requests a batch has at most. With more, client and server would wait for each other longer.
 const MOST: usize = 24;
 /// How many batches may be under way at once.
 const BATCHES: usize = 32;
 
-/// What the server answered to a take.
+/// The server's answer to a take.
 pub(crate) struct Taken {
     pub(crate) set: Value,
     /// The token, drawn after the key was set.
     pub(crate) drawn: Value,
-    /// Nothing was sent before.
+    /// An instant before anything was sent.
     pub(crate) asked_at: BootInstant,
 }
 
@@ -67,7 +67,7 @@ struct Next {
     closed: bool,
 }
 
-/// What a caller wants, and where its answer goes.
+/// A caller's request, and the channel for its answer.
 enum Request {
     Take(Cmd, Caller<Taken>),
     /// Answered with `None` if the script of all releases failed.
@@ -85,7 +85,7 @@ struct Release {
 /// Counts a request as long as its caller waits for it.
 pub(crate) struct UnderWay<'a> {
     count: &'a AtomicUsize,
-    /// Few others are under way.
+    /// Whether few other requests are under way.
     pub(crate) goes_alone: bool,
 }
 
@@ -104,7 +104,7 @@ impl Together {
         Self { queue, under_way }
     }
 
-    /// Another request begins.
+    /// Counts a request that begins.
     pub(crate) fn begin(&self) -> UnderWay<'_> {
         let before = self.under_way.fetch_add(1, Ordering::Relaxed);
         UnderWay {
@@ -118,7 +118,7 @@ impl Together {
         self.ask(|answer| Request::Take(set, answer)).await
     }
 
-    /// Releases a lock. `None`: this failed for all releases of the batch; another request for this one alone will tell.
+    /// Releases a lock. `None` if the script failed for the batch as a whole. Then the release must be sent again, alone.
     pub(crate) async fn release(
         &self,
         lock: &LockName,
@@ -166,7 +166,8 @@ impl<T> Drop for Asking<'_, T> {
     fn drop(&mut self) {
         if !self.answered {
             self.receiver.close();
-            // A batch is composed and sent under the lock: it does not have this request, or was sent when this returns.
+            // A batch is composed and sent under the lock: it does not contain this request, or it has been sent when this
+            // returns.
             drop(self.queue.next.lock());
         }
     }
@@ -182,7 +183,7 @@ impl Request {
     }
 
     fn fail(self, error: &RedisError) {
-        // The caller may be gone.
+        // Sending fails if the caller is gone.
         match self {
             Self::Take(_, answer) => drop(answer.send(Err(error.clone()))),
             Self::Release(_, answer) => drop(answer.send(Err(error.clone()))),
@@ -219,7 +220,8 @@ impl Queue {
         if batch.len() == 0 {
             return None;
         }
-        // The driver gets it with the first poll, so under the lock. Nothing may put that off.
+        // The driver gets the batch with the first poll, which must be under the lock. Cooperative scheduling must not delay
+        // it.
         let sent = tokio::task::unconstrained(batch.send(sending.clone()));
         let mut sent: OnItsWay = Box::pin(sent);
         match sent.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
@@ -265,7 +267,7 @@ async fn run(queue: Arc<Queue>, sending: Sending) {
             biased;
             Some(answered) = under_way.next(), if !under_way.is_empty() => {
                 answered.give();
-                // Its callers run before the answers of the next batch are given.
+                // The callers of this batch run before the next batch's answers are handed out.
                 tokio::task::yield_now().await;
             }
             () = queue.wake_up.notified() => {}
@@ -346,7 +348,7 @@ impl Batch {
                 let command = script(&releases, "EVAL", &release_all.text);
                 match driver.send_packed_command(&command).await {
                     Ok(value) => values[0] = value,
-                    // The takes have their answers.
+                    // The takes already have their answers.
                     Err(error) => health.note(&silence, Some(&error)),
                 }
             }
@@ -374,7 +376,7 @@ fn script(releases: &[Release], how: &str, script: &str) -> Cmd {
     command
 }
 
-/// A batch, and what the server said.
+/// A batch, and the server's answers.
 struct Answered {
     callers: Callers,
     replies: Result<Vec<Value>, RedisError>,
@@ -382,7 +384,7 @@ struct Answered {
 }
 
 impl Answered {
-    /// Gives each caller its answer. A caller may be gone.
+    /// Gives each caller its answer. Sending fails if a caller is gone.
     fn give(self) {
         let Callers {
             of_releases,

@@ -7,8 +7,8 @@ use fencelock_core::engine::Claim;
 use fencelock_core::support::Mutex;
 use fencelock_core::{BootInstant, ClaimId, Clock};
 
-/// Of each claim: the generation of the first connection that carried such a request, and when even a late request has
-/// ended. A grant removes no entry: the claim may be withdrawn before the late request runs.
+/// For each claim: the generation of the first connection that carried such a request, and when even a late request is over. A
+/// grant removes no entry: the claim may be withdrawn before the late request runs.
 #[derive(Debug, Default)]
 pub(crate) struct Unanswered {
     claims: Mutex<HashMap<ClaimId, (u64, BootInstant)>>,
@@ -16,10 +16,10 @@ pub(crate) struct Unanswered {
 }
 
 impl Unanswered {
-    /// A request went out over this connection, and no reply came.
+    /// Notes that a request was sent over this connection, and no reply came.
     pub(crate) fn note(&self, claim: &Claim, generation: u64) {
         let now = Clock::Boot.now();
-        // The core gives up one lease after its last attempt; twice that is enough to remember.
+        // The core gives up one lease after its last attempt. Remembering twice that time is enough.
         let over = now + claim.ttl.saturating_add(claim.lock_delay).saturating_mul(2);
         let mut claims = self.claims.lock();
         claims.retain(|_, (_, over)| *over > now);

@@ -1,5 +1,5 @@
-//! How long a server process has run at least. Its reported uptime does not count, because it follows the server's clock, which
-//! may be set right after the start. Two times count: how long clients have seen the process, by the boot clocks of their
+//! The least time that a server process has run. Its reported uptime does not count, because it follows the server's clock,
+//! which may be set right after the start. Two times count: how long clients have seen the process, by the boot clocks of their
 //! machines, and how much processor time it has used. The server remembers both, so that a new client need not wait for a
 //! server that has run for long.
 
@@ -23,7 +23,7 @@ const STARTED: &str = "fencelock:started";
 pub(crate) struct Uptime(Mutex<Option<(String, BootInstant)>>);
 
 impl Uptime {
-    /// Since when this client has seen this process, which it asks at `asked`.
+    /// Since when this client has seen this process, to which it sends a request at `asked`.
     fn since(&self, run_id: &str, asked: BootInstant) -> BootInstant {
         let mut seen = self.0.lock();
         match &*seen {
@@ -32,7 +32,7 @@ impl Uptime {
         }
     }
 
-    /// For how long the server has run at least; `None` if it does not say which process it is.
+    /// The least time that the server has run; `None` if it does not identify its process.
     pub(crate) async fn ran(
         &self,
         driver: &mut MultiplexedConnection,
@@ -59,7 +59,7 @@ impl Uptime {
         match told.and_then(|value| Ok(u64::from_redis_value(value)?)) {
             Ok(millis) => Some(Duration::from_millis(millis)),
             Err(error) => {
-                // The user may not write this, or the server is full: the client goes by what it has seen itself.
+                // The user may not write this, or the server is full: the client uses only what it has seen itself.
                 tracing::debug!(%error, "the server does not remember its start");
                 Some(seen)
             }

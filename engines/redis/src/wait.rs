@@ -16,11 +16,13 @@ pub(crate) async fn wait(servers: &Servers, claim: &Claim, place: &Place) -> Res
     };
     let window = window(servers, claim);
     let late = Clock::Boot.now().since(asked_at) > window.mul_f64(0.75);
-    // With a lock-delay, with little time left, or before any replica has it, placing the claim again confirms it first.
+    // With a lock-delay, with little time left, or if replicas must have the grant, the claim is placed again, which confirms
+    // it.
     if late || !claim.lock_delay.is_zero() || state.config.replicas > 0 {
         return Ok(None);
     }
-    // The script of another client granted it, which may have another delay. Placing again waits for our delay.
+    // The script of another client granted the lock, and that client may have another delay. Placing the claim again waits for
+    // this client's delay.
     let slot = state.keys(&claim.name).slot;
     if state.config.delays() && ready(servers, slot).await.is_err() {
         return Ok(None);

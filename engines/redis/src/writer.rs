@@ -16,7 +16,7 @@ use crate::uptime::Uptime;
 
 /// How many grants may wait for replicas at once.
 const GRANTS: usize = 4;
-/// How many renewal requests may: grants that wait for slow replicas do not delay them.
+/// How many renewal requests may wait for replicas at once. They have their own limit, so that grants do not delay them.
 const RENEWALS: usize = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +47,7 @@ impl Writers {
         self.idle.lock().clear();
     }
 
-    /// A writer to the server that `main` leads to.
+    /// A writer to the server of `main`.
     pub(crate) async fn get(
         self: &Arc<Self>,
         purpose: Use,
@@ -123,17 +123,17 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
-    /// A request is about to be sent. Without [`Writer::answered`] the connection is not used again.
+    /// Notes that a request is about to be sent. Without a later [`Writer::answered`] the connection is not used again.
     pub(crate) fn sends(&mut self) {
         self.unanswered = true;
     }
 
-    /// Every request has its reply.
+    /// Notes that every request has its reply.
     pub(crate) fn answered(&mut self) {
         self.unanswered = false;
     }
 
-    /// A request has no reply: the connection is not used again.
+    /// Notes that a request has no reply, so that the connection is not used again.
     pub(crate) fn spoil(&mut self) {
         if !std::mem::replace(&mut self.spoiled, true) {
             self.pool.earlier.remember(&self.connection);

@@ -1,9 +1,9 @@
-//! Five servers of which a majority decides, under every fault at once: eight processes take a few locks again and again
-//! while nodes are restarted empty, stopped, and have their clocks set; while the network loses replies and delivers requests
-//! late; and while the processes themselves are stopped at any time. Every
-//! grant is checked: no token twice, no token against time, no two holders at once.
+//! Five servers of which a majority decides, under every fault at once: eight processes take a few locks again and again while
+//! nodes are restarted empty, stopped, and have their clocks set; while the network loses replies and delivers requests late;
+//! and while the processes themselves are stopped at any time. Every grant is checked: no token twice, no token in the wrong
+//! order, no two holders at once.
 //!
-//! `FENCELOCK_GRANTS=20000 cargo test -p fencelock-redis --test grants` runs until there are so many grants; without the
+//! `FENCELOCK_GRANTS=20000 cargo test -p fencelock-redis --test grants` runs until there are that many grants; without the
 //! variable there are 2,000. `FENCELOCK_SEED` chooses the faults; the seed is printed. With `FENCELOCK_DELAYED_RESTART=no`
 //! restarted nodes vote at once, and the run finds faults.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
@@ -25,7 +25,7 @@ use crate::history::{Stay, faults};
 
 const NODES: usize = 5;
 const PROCESSES: usize = 8;
-/// Of each process.
+/// The tasks of each process.
 const TASKS: usize = 2;
 const NAMES: usize = 3;
 /// The longest lease. A node that was restarted or whose clock was set does not vote for that time and two seconds.
@@ -95,7 +95,7 @@ async fn task(client: Client, stop: Arc<AtomicBool>) {
             }
         };
         let from = Clock::Boot.now();
-        // Mostly short; sometimes longer than several renewals.
+        // Most holds are short; some are longer than several renewals.
         let until = match fastrand::u8(..) {
             0..4 => from + ms(fastrand::u64(..1500)),
             4..20 => from + ms(fastrand::u64(..50)),
@@ -103,7 +103,7 @@ async fn task(client: Client, stop: Arc<AtomicBool>) {
         };
         let mut to = None;
         loop {
-            // In this order: a grant that is valid now was valid at the time before.
+            // In this order, because a grant that is valid now was valid at the time read before.
             let now = Clock::Boot.now();
             if !guard.is_valid() {
                 break;
@@ -130,7 +130,7 @@ async fn task(client: Client, stop: Arc<AtomicBool>) {
     }
 }
 
-/// By name.
+/// The histories of all locks, by name.
 type Histories = Arc<Mutex<BTreeMap<String, Vec<Stay>>>>;
 
 struct Bed {
@@ -234,11 +234,11 @@ impl Bed {
         *self.injected.entry(fault).or_default() += 1;
     }
 
-    /// One node loses its memory, or its clock is set: only one at a time, since a majority of three survives one of these.
-    /// All other faults happen at the same time.
+    /// One node loses its memory, or its clock is set. This happens to one node at a time, since a majority of three survives
+    /// only one such fault. All other faults happen at the same time.
     fn forget_or_jump(&mut self, round: usize) {
         let node = self.random.usize(..NODES);
-        // Half of the processes reach only this one and two others, and the rest this one and the other two.
+        // Half of the processes reach only this node and two others. The rest reach this node and the other two.
         let mut others: Vec<usize> = (0..NODES).filter(|other| *other != node).collect();
         self.random.shuffle(&mut others);
         let cut = [&others[..2], &others[2..]];
@@ -323,7 +323,7 @@ impl Bed {
             3 => {
                 self.note("a process stopped");
                 let worker = self.random.usize(..PROCESSES);
-                // Sometimes for longer than its lease.
+                // Some pauses are longer than the lease.
                 let pause = pause * self.random.u32(1..5);
                 self.workers[worker].process().pause().unwrap();
                 thread::sleep(pause);
@@ -332,7 +332,7 @@ impl Bed {
             _ => {
                 self.note("a node stopped");
                 let node = self.random.usize(..NODES);
-                // It may have been killed.
+                // The node may have been killed.
                 if self.group.nodes()[node].pause().is_ok() {
                     thread::sleep(pause);
                     let _ = self.group.nodes()[node].resume();

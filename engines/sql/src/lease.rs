@@ -1,13 +1,13 @@
-//! The lease algorithm: what the rows of a lock mean, and what a claim may do next. Each dialect reads the rows, asks here,
-//! and writes the answer, all in one transaction (or only if nothing changed meanwhile).
+//! The lease algorithm: what the rows of a lock mean, and what a claim may do next. Each dialect reads the rows, calls this
+//! module, and writes the decision, all in one transaction (or only if nothing changed meanwhile).
 //!
-//! * A *holder's* row is live until its expiry, `ttl + lock_delay` after the last write. An expired row means nothing; the
-//!   next client that writes deletes it. An *abandoned* row (its holder lost the lock) keeps others out for the rest of
-//!   the lock-delay, and can be neither renewed nor handed over.
-//! * A *waiter's* row has a ticket, which orders the queue, and an expiry, which its process moves on by placing the claim
-//!   again. An expired waiter blocks nobody; it gets its place back if it returns before somebody deleted the row.
-//! * A claim may hold if the [rule of admission](admits) admits it beside every live holder **and** every live waiter ahead
-//!   of it. So a writer ahead keeps new readers out, and adjacent readers come in together.
+//! * A *holder's* row is live until its expiry, `ttl + lock_delay` after the last write. An expired row counts as missing; the
+//!   next client that writes deletes it. An *abandoned* row (its holder lost the lock) keeps others out for the rest of the
+//!   lock-delay, and can be neither renewed nor handed over.
+//! * A *waiter's* row has a ticket, which orders the queue, and an expiry, which its process moves forward by placing the claim
+//!   again. An expired waiter blocks no claim; it gets its place back if it returns before another client has deleted the row.
+//! * A claim may hold if the [rule of admission](admits) admits it beside every live holder **and** every live waiter ahead of
+//!   it. So a writer ahead keeps new readers out, and adjacent readers hold together.
 //! * The token is drawn after the claim was admitted, in the same transaction: a later grant has a higher token.
 
 use std::ops::Add;
@@ -35,7 +35,7 @@ pub struct Holder<T = BootInstant> {
     pub mode: Mode,
     /// The tokens of the grant.
     pub tokens: fencelock_core::Tokens,
-    /// After that the row means nothing.
+    /// When the row becomes invalid.
     pub expiry: T,
     /// Whether its holder lost the lock.
     pub abandoned: bool,
@@ -50,13 +50,13 @@ pub struct Waiter<T = BootInstant> {
     pub ticket: i64,
     /// The mode that it asks for.
     pub mode: Mode,
-    /// After that it blocks nobody.
+    /// After this time the waiter blocks no claim.
     pub expiry: T,
     /// Where its process receives messages.
     pub address: Address,
 }
 
-/// The rows of one lock, also expired ones; the queue in the order of its tickets.
+/// The rows of one lock, including expired ones; the queue is in the order of its tickets.
 #[derive(Clone, Debug)]
 pub struct Rows<T = BootInstant> {
     /// The holders.
@@ -74,9 +74,9 @@ pub enum Step<T = BootInstant> {
     Downgrade,
     /// It holds, and asks for a mode that is not weaker: refuse.
     Refuse(Mode),
-    /// Draw a token and store a holder. Its place in the queue, if it had one, is over.
+    /// Draw a token and store a holder. Its place in the queue, if it had one, ends.
     Grant,
-    /// Wait at the ticket that it has, or at a new one behind all others.
+    /// Wait with the ticket that it has, or with a new one after all others.
     Wait {
         /// The ticket that it has.
         ticket: Option<i64>,

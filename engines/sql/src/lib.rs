@@ -1,8 +1,8 @@
-//! What the engines on SQL databases share.
+//! The common parts of the engines on SQL databases.
 //!
-//! The lease algorithm stands in one place ([`lease`]); each dialect reads and writes the rows. SQLite needs no more. The
-//! feature `server` adds what MySQL and PostgreSQL share: leases in tables ([`server`]), and connection-bound locks
-//! ([`bound`]). This crate knows no driver.
+//! The lease algorithm is in one place ([`lease`]); each dialect reads and writes the rows. SQLite needs no more. The feature
+//! `server` adds what MySQL and PostgreSQL share: leases in tables ([`server`]), and connection-bound locks ([`bound`]). This
+//! crate knows no driver.
 
 #[cfg(feature = "server")]
 pub mod bound;
@@ -25,7 +25,7 @@ pub use page::page_of;
 #[cfg(feature = "server")]
 pub use settings::Settings;
 
-/// Why a store that was opened for inspection grants nothing.
+/// The reason why a store that was opened for inspection grants nothing.
 #[cfg(feature = "server")]
 const INSPECT_ONLY: &str = "the store was opened to look at it only";
 

@@ -17,24 +17,23 @@ pub struct Settings {
     pub connect_timeout: Duration,
     /// How long each call waits for an answer, and how long each later connection may take.
     pub response_timeout: Duration,
-    /// The most connections at once; of a connection-bound store, the most that hold or wait, beside the control
-    /// connection.
+    /// The most connections at once; for a connection-bound store, the most that hold or wait, besides the control connection.
     pub connections: NonZeroUsize,
 }
 
 impl Settings {
-    /// For leases, which share a few connections and keep one of them for renewals.
+    /// Settings for leases, which share a few connections and keep one of them for renewals.
     ///
     /// # Errors
-    /// [`Error::Config`](fencelock_core::Error::Config) for a value that makes no sense.
+    /// [`Error::Config`](fencelock_core::Error::Config) for a value that cannot be used.
     pub fn of_leases(url: &mut StoreUrl) -> Result<Self> {
         Self::take(url, 8, 2)
     }
 
-    /// For connection-bound locks, which need a connection per claim.
+    /// Settings for connection-bound locks, which need a connection per claim.
     ///
     /// # Errors
-    /// [`Error::Config`](fencelock_core::Error::Config) for a value that makes no sense.
+    /// [`Error::Config`](fencelock_core::Error::Config) for a value that cannot be used.
     pub fn of_connections(url: &mut StoreUrl) -> Result<Self> {
         Self::take(url, 32, 1)
     }

@@ -170,7 +170,7 @@ fn used_by_another_machine(transaction: &Transaction<'_>) -> Error {
     )
 }
 
-/// Joins the queue, or keeps its place for another [`CLAIM_WINDOW`].
+/// Joins the queue, or keeps the claim's place for another [`CLAIM_WINDOW`].
 fn join_queue(
     transaction: &Transaction<'_>,
     claim: &Claim,
@@ -206,8 +206,8 @@ fn join_queue(
     transaction.execute(sql, values)
 }
 
-/// When a waiter places its claim again. The first in the queue does so when the first lease of the holders ends, because
-/// nobody would wake it then.
+/// When a waiter places its claim again. The first waiter does so when the first lease of the holders ends, because no process
+/// would wake it then.
 fn recheck(asked_at: BootInstant, lease_ends: Option<BootInstant>) -> BootInstant {
     let recheck = asked_at + RECHECK;
     match lease_ends {

@@ -1,4 +1,4 @@
-//! The process that keeps the file locked, as far as the kernel tells.
+//! The process that keeps the file locked, according to the kernel.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
@@ -6,8 +6,8 @@ use std::path::Path;
 
 use crate::file_name::beside;
 
-/// The kernel shows its list of locks in pieces. While other locks come and go between two pieces, a reading can miss a
-/// lock that stays: one of seventeen did, beside three processes that lock and unlock all the time.
+/// The kernel shows its list of locks in pieces. While other locks come and go between two pieces, one reading can miss a lock
+/// that stays. With three processes that lock and unlock all the time, one reading in seventeen did.
 const READINGS: usize = 10;
 
 /// Names the process that has the file locked, for the error of a call that waited too long.

@@ -25,7 +25,7 @@ pub(crate) struct Config {
 }
 
 impl Config {
-    /// Creates the directory of the default file if that one is named.
+    /// Creates the directory of the default file if it is used.
     pub(crate) fn new(options: Options) -> Result<Self> {
         let Options { mut url, own } = options;
         if own.is_none() && url.to_string().contains("://") {
@@ -63,14 +63,14 @@ impl Config {
     }
 }
 
-/// As shown in errors and in the engine's own `Display`.
+/// As it is shown in errors and in the engine's own `Display`.
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "sqlite:{}", self.path.display())
     }
 }
 
-/// `$XDG_STATE_HOME/fencelock/locks.db`, else `~/.local/state/fencelock/locks.db`.
+/// `$XDG_STATE_HOME/fencelock/locks.db`, otherwise `~/.local/state/fencelock/locks.db`.
 pub(crate) fn default_path() -> Result<PathBuf> {
     let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
     // The XDG specification says to ignore a relative path in XDG_STATE_HOME.

@@ -17,8 +17,8 @@ use crate::file_name;
 use crate::stored::{self, APPLICATION_ID, FORMAT, Sql};
 use crate::tokens;
 
-/// How long a file that was found under its name is believed to be there. A file that is replaced while it is in use is noticed
-/// that much later. To look costs a busy process a tenth of its time.
+/// How long a check that the file is still under its name stays valid. It takes this long to notice that a file in use was
+/// replaced. Checking each time would cost a busy process a tenth of its time.
 const BELIEVED: Duration = Duration::from_millis(10);
 
 pub(crate) struct OpenFile {
@@ -41,7 +41,7 @@ impl OpenFile {
         self.deadline.store(deadline.as_nanos(), Ordering::Relaxed);
     }
 
-    /// Whether the path still names this file, or did a moment ago. An engine that goes on with a deleted file would not see the
+    /// Whether the path still names this file, or did a moment ago. An engine that kept using a deleted file would not see the
     /// locks of the processes that open the path later.
     pub(crate) fn is_still_at(&self, path: &Path) -> bool {
         let now = Clock::Boot.now();
@@ -87,7 +87,7 @@ impl File {
         let mut connection = connect()?;
         let identity = identity(path).filter(|after| Some(*after) == before);
         let identity = identity.ok_or_else(|| self.replaced())?;
-        // Not checked later: a process that opened the file before it got a second name uses it by the first.
+        // The name is only checked here: a process that opened the file before it got a second name uses the first one.
         self.check_name()?;
         let deadline = Arc::new(AtomicU64::new(deadline.as_nanos()));
         let set_up = self.set_up(&mut connection, &deadline);
@@ -97,7 +97,7 @@ impl File {
             found: Cell::new(None),
             deadline,
         };
-        // Whatever `set_up` says of another file does not matter.
+        // If `set_up` saw another file, its result does not matter.
         if !open.is_at(path) {
             return Err(self.replaced());
         }
@@ -118,7 +118,7 @@ impl File {
 
     /// Configures the connection, creates the tables in an empty file, and deletes the rows of an earlier boot.
     fn prepare(&self, connection: &Connection) -> Sql<()> {
-        // Only of a new file. A commit writes whole pages, of which it changes one row each.
+        // This only affects a new file. A commit writes whole pages, and changes one row in each.
         connection.pragma_update(None, "page_size", 1024)?;
         connection.pragma_update_and_check(None, "journal_mode", "wal", |_| Ok(()))?;
         connection.pragma_update(None, "synchronous", "normal")?;
@@ -184,7 +184,7 @@ impl File {
         let longest = (now + CLAIM_WINDOW).as_nanos();
         let sql = format!("DELETE FROM waiters WHERE expiry > {longest}");
         connection.execute(&sql, [])?;
-        // A process that does not know the boot id leaves the stored one to those that do.
+        // A process that does not know the boot id keeps the stored one, for processes that know it.
         if let Some(id) = self.boot.id() {
             connection.execute("UPDATE store SET boot = ?1", [id])?;
         }
@@ -231,7 +231,7 @@ pub(crate) fn retry<T>(deadline: BootInstant, mut attempt: impl FnMut() -> Resul
 }
 
 /// Waits for other processes with growing random pauses until the deadline. SQLite's own pauses have fixed lengths, which
-/// favour the newest process; with random ones no process has to wait for ever.
+/// favour the newest process; with random ones no process has to wait forever.
 pub(crate) fn wait_when_busy(connection: &mut Connection, deadline: &Deadline) -> Sql<()> {
     let deadline = Arc::clone(deadline);
     connection.busy_handler(Some(move |tries: i32| {

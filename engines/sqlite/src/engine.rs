@@ -27,7 +27,7 @@ use crate::state::Parts;
 use crate::wait;
 use crate::wake_up::Address;
 
-/// The most events that wait for their listener. The next renewal finds out what further ones would say.
+/// The most events that wait for their listener. Further events are dropped; the next renewal finds out the same.
 const MOST_EVENTS: usize = 4096;
 
 /// The engine on an SQLite file. Clients on one machine that name the same file share its locks.
@@ -85,7 +85,7 @@ impl Sqlite {
         if listener.is_none() {
             worker.set_unreachable();
         }
-        // An engine that only inspects reports what others get.
+        // An engine that only inspects reports the promise that other engines get.
         let wake =
             match listener.is_some() || (file.config.inspect_only && cfg!(target_os = "linux")) {
                 true => Wake::Push,
@@ -206,7 +206,7 @@ mod tests {
         let entry = engine.entries.waiting(waiter.id).unwrap();
         let interval = entry.next_poll_interval();
         assert!(interval > Duration::from_millis(400), "{interval:?}");
-        // Until something changes.
+        // The interval grows until the lock changes.
         let place = waiting(&engine, &waiter).await;
         engine.withdraw(&holder, Leave::Release).await.unwrap();
         assert!(engine.wait(&waiter, &place).await.unwrap().is_none());

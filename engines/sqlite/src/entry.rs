@@ -27,14 +27,14 @@ enum Entry {
 #[derive(Debug, Default)]
 pub(crate) struct Waiting {
     wake_up: Notify,
-    /// Kept when the claim is placed again: that alone is no reason to poll sooner.
+    /// It is kept when the claim is placed again, since that alone is no reason to poll sooner.
     poll_interval: Mutex<Option<Duration>>,
 }
 
 #[derive(Debug)]
 struct Holding {
     name: LockName,
-    /// A check of its row is queued and has not begun.
+    /// Whether a check of its row is queued and has not begun.
     check_queued: bool,
 }
 
@@ -59,7 +59,7 @@ impl Waiting {
 }
 
 impl Entries {
-    /// To be called in the transaction that gives the claim its place, so that no wake-up comes too early.
+    /// Must be called in the transaction that gives the claim its place, so that no wake-up comes too early.
     pub(crate) fn set_waiting(&self, claim: ClaimId) {
         let mut entries = self.0.lock();
         if !matches!(entries.get(&claim), Some(Entry::Waiting(_))) {
@@ -114,8 +114,8 @@ impl Entries {
         }
     }
 
-    /// Notes that the row of a holder is to be checked. Returns its lock; `None` if a check is queued already, or if the
-    /// claim does not hold here.
+    /// Notes that the row of a holder must be checked. Returns its lock; `None` if a check is queued already, or if the claim
+    /// does not hold here.
     pub(crate) fn queue_check(&self, claim: ClaimId) -> Option<LockName> {
         match self.0.lock().get_mut(&claim) {
             Some(Entry::Holding(holding)) if !holding.check_queued => {
@@ -126,7 +126,7 @@ impl Entries {
         }
     }
 
-    /// A check begins. From now on a wake-up may be about a change that this check does not see.
+    /// Notes that a check begins. A later wake-up may be about a change that this check does not see.
     pub(crate) fn check_begins(&self, claim: ClaimId) {
         if let Some(Entry::Holding(holding)) = self.0.lock().get_mut(&claim) {
             holding.check_queued = false;

@@ -1,4 +1,4 @@
-//! SQLite's errors by meaning, and what to do. SQLite often does not say why; the file system does.
+//! SQLite's errors by meaning, and what to do. SQLite often does not say the reason; the file system shows it.
 //!
 //! The file itself must not be opened and closed here: that would drop the locks that SQLite has on it in this process.
 
@@ -14,7 +14,7 @@ use crate::file::File;
 const LEAST_SPACE: u64 = 64 * 1024;
 
 impl File {
-    /// What an error of SQLite means.
+    /// The meaning of an error of SQLite.
     pub(crate) fn error(&self, action: &str, error: &rusqlite::Error) -> Error {
         let cause = error.to_string();
         let internal = |cause| Error::internal(self, format!("{action}: {cause}"));

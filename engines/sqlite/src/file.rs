@@ -32,7 +32,7 @@ impl File {
         self.highest.load(Ordering::Relaxed)
     }
 
-    /// The file has this token.
+    /// Notes that the file has this token.
     pub(crate) fn saw_token(&self, token: i64) {
         self.highest.fetch_max(token, Ordering::Relaxed);
     }

@@ -36,9 +36,9 @@ pub(crate) struct Handle {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum How {
     Write,
-    /// Before everything that is queued: validity runs out while a renewal waits.
+    /// Done before everything that is queued, because validity runs out while a renewal waits.
     Renew,
-    /// It changes nothing and waits for no other process.
+    /// A read, which changes nothing and waits for no other process.
     Read,
 }
 
@@ -60,7 +60,7 @@ impl Handle {
         &self.file
     }
 
-    /// This engine has no socket. To be called before the first request.
+    /// Notes that this engine has no socket. Must be called before the first request.
     pub(crate) fn set_unreachable(&self) {
         self.worker.state().set_unreachable();
     }
@@ -104,14 +104,14 @@ impl Handle {
         self.in_time(action, answer).await
     }
 
-    /// Reads, and nobody waits for the answer.
+    /// Reads without waiting for the answer.
     pub(crate) fn read_in_background(
         &self,
         action: Action,
         work: impl FnMut(&mut Transaction<'_>) -> Sql<()> + Send + 'static,
     ) {
         let (job, _answer) = self.request(action, work);
-        // After the engine was closed there is nothing to find out.
+        // Sending fails if the engine was closed. Then the read is not needed.
         let _ = self.send(Message::Read(job));
     }
 
@@ -162,7 +162,7 @@ impl Handle {
         })
     }
 
-    /// Does the write on this thread if it need not wait. Otherwise nothing is done, also if it failed: the worker repeats it
+    /// Does the write on this thread if it need not wait. Otherwise, or if it fails, nothing has changed: the worker repeats it
     /// and reports the error.
     fn write_at_once<T>(&self, work: impl FnOnce(&mut Transaction<'_>) -> Sql<T>) -> Option<T> {
         let mut state = self.worker.idle_state().filter(|state| state.is_open())?;
@@ -170,7 +170,7 @@ impl Handle {
         let gone = state.wake_once(wake_ups);
         let reap = (!gone.is_empty()).then(|| state.reap_gone(gone));
         drop(state);
-        // If the engine is closed by now, other processes pass over the expired rows, and the last one makes a checkpoint.
+        // If the engine is closed now, other processes ignore the expired rows, and the last one makes a checkpoint.
         if let Some(reap) = reap {
             let _ = self.send(Message::Write(reap));
         }

@@ -34,7 +34,7 @@ impl fmt::Display for Action {
 /// Work for a transaction. It may run twice: when a transaction of several jobs fails, each job is repeated alone.
 pub(crate) trait Job: Send {
     fn action(&self) -> &Action;
-    /// Until then it waits for processes that have the file locked.
+    /// Until when it waits for processes that have the file locked.
     fn deadline(&self) -> BootInstant;
     fn work(&mut self, transaction: &mut Transaction<'_>) -> Sql<()>;
     /// Answers with the result of the last `work`, or with this error.
@@ -91,7 +91,7 @@ where
             (Some(error), _) => Err(error),
             (None, None) => Err(Error::Closed),
         };
-        // Nobody waits if the caller gave up.
+        // Sending fails if the caller gave up.
         let _ = self.reply.send(answer);
     }
 }

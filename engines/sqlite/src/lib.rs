@@ -2,7 +2,7 @@
 //!
 //! [`Options`] say which file it is and how to use it; the URL is in docs/stores.
 //!
-//! Without a path the file is `$XDG_STATE_HOME/fencelock/locks.db`, else `~/.local/state/fencelock/locks.db`: one per
+//! Without a path the file is `$XDG_STATE_HOME/fencelock/locks.db`, otherwise `~/.local/state/fencelock/locks.db`: one per
 //! user. Programs of several users need one named path in a directory that all of them may write.
 //!
 //! An engine that only inspects ([`StoreUrl::inspect_only`](fencelock_core::StoreUrl::inspect_only)) creates and writes

@@ -20,8 +20,8 @@ use fencelock_core::{StoreUrl, setters};
 /// # }
 /// ```
 ///
-/// There is no form with an open connection: the locks have a thread with a connection of its own, which must not be inside
-/// a transaction of the program.
+/// An open connection cannot be used: the locks have a thread with a separate connection, which must not be inside a
+/// transaction of the program.
 #[derive(Clone)]
 pub struct Options {
     pub(crate) url: StoreUrl,

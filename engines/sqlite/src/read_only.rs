@@ -1,8 +1,8 @@
 //! Reading the file without the right to write it, and without writing anything. Each read opens the file and closes it.
 //!
-//! SQLite reads a file with a write-ahead log through the `-wal` and `-shm` beside it. They are there while a process uses
-//! the file, and SQLite creates them if they are missing. This module only reads them. Where they are missing, nobody uses
-//! the file: it is read as a file that does not change, and read again if it did.
+//! SQLite reads a file with a write-ahead log through the `-wal` and `-shm` beside it. They exist while a process uses the
+//! file, and SQLite creates them if they are missing. This module only reads them. If they are missing, no process uses the
+//! file. Then it is read as a file that does not change, and read again if it did change.
 
 use std::ffi::OsString;
 use std::io::ErrorKind;
@@ -31,7 +31,7 @@ struct Stamp {
     file: (u64, u64),
     length: u64,
     modified: (i64, i64),
-    /// The log and its index are there, so a process has the file open.
+    /// Whether the log and its index exist, because a process has the file open.
     in_use: bool,
     log_is_empty: bool,
 }
@@ -95,7 +95,7 @@ impl File {
         Ok(connection)
     }
 
-    /// Whether opening for writing would create the file. A file that is not there yet has no locks.
+    /// Whether opening for writing would create the file. A file that does not exist yet has no locks.
     fn may_be_created(&self, error: &std::io::Error) -> bool {
         let default = || default_path().is_ok_and(|default| default == self.config.path);
         error.kind() == ErrorKind::NotFound && (self.config.directory().is_dir() || default())
@@ -149,7 +149,7 @@ fn empty() -> Sql<Connection> {
     Ok(connection)
 }
 
-/// The file as a URI of SQLite, where some bytes have a meaning.
+/// The file as a URI of SQLite, in which some bytes must be encoded.
 fn uri(path: &Path, how: &str) -> OsString {
     let mut uri = b"file:".to_vec();
     for byte in path.as_os_str().as_bytes() {

@@ -1,4 +1,4 @@
-//! Removing what ended processes left behind.
+//! Removing the rows of ended processes.
 
 use fencelock_core::{BootInstant, ClaimId, LockName};
 use rusqlite::Connection;

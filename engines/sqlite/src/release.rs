@@ -56,7 +56,7 @@ fn leave(transaction: &mut Transaction<'_>, claim: &Claim, how: Leave) -> Sql<Wi
     )
 }
 
-/// Deletes a hold that nobody waits for, in one statement. Whether there was one whose lease is not over.
+/// Deletes a hold of a lock without waiters, in one statement. Returns whether there was one whose lease is not over.
 fn release_alone(transaction: &Transaction<'_>, claim: &Claim) -> Sql<bool> {
     let sql = "DELETE FROM holders WHERE name = ?1 AND claim = ?2 AND expiry > ?3 \
                AND NOT EXISTS (SELECT 1 FROM waiters WHERE name = ?1)";
@@ -72,7 +72,7 @@ fn release_alone(transaction: &Transaction<'_>, claim: &Claim) -> Sql<bool> {
 /// A hold as it was stored.
 struct Held {
     expiry: i64,
-    /// Whether somebody waits for the lock.
+    /// Whether the lock has waiters.
     has_waiters: bool,
 }
 

@@ -38,8 +38,8 @@ async fn renew_batch(worker: &Handle, batch: Vec<HeldClaim>) -> Result<Vec<Renew
         .await
 }
 
-/// Prolongs holds, and stores their present tokens and owners. A token outside of the grant belongs to an earlier grant of
-/// the claim, which a late request has placed again since.
+/// Prolongs holds, and stores their present tokens and owners. A token outside of the grant belongs to an earlier grant of the
+/// claim: a late request has placed the claim again since.
 fn prolong_all(
     transaction: &mut Transaction<'_>,
     held: &[HeldClaim],

@@ -41,7 +41,7 @@ fn read_queue(connection: &Connection, name: &LockName) -> Sql<Vec<Waiter>> {
     queue.collect()
 }
 
-/// Takes the claim out of the queue. Whether it was there.
+/// Takes the claim out of the queue. Returns whether it was there.
 pub(crate) fn leave_queue(
     transaction: &Transaction<'_>,
     name: &LockName,
@@ -57,8 +57,7 @@ pub(crate) fn leave_queue(
     Ok(true)
 }
 
-/// Wakes the waiters that may hold now. They place their claims again. A waiter whose process has ended is noticed by
-/// this.
+/// Wakes the waiters that may hold now. They place their claims again. This also detects waiters whose process has ended.
 pub(crate) fn wake_next(transaction: &mut Transaction<'_>, name: &LockName) -> Sql<()> {
     if read_queue(transaction.connection, name)?.is_empty() {
         return Ok(());

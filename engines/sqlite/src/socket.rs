@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 
 use crate::wake_up::{Address, Delivery, Received, WakeUp, decode, encode, network_namespace};
 
-/// After so many wake-ups in a row for no claim of this engine, the listener pauses.
+/// After this many wake-ups in a row that are for no claim of this engine, the listener pauses.
 const MOST_STRAY: u32 = 64;
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -23,7 +23,7 @@ pub(crate) struct Sender {
 }
 
 impl Sender {
-    /// Without a socket (no file descriptor is left) nothing is sent, and the others poll.
+    /// Without a socket (no file descriptor is left) nothing is sent, and the waiters of other processes poll.
     pub(crate) fn new() -> Self {
         let socket = UnixDatagram::unbound().and_then(|socket| {
             socket.set_nonblocking(true)?;
@@ -56,7 +56,8 @@ impl Sender {
 /// The socket that receives wake-ups, on a thread of its own until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Listener {
-    /// Kept here, too: if the thread ends early, the name must stay, or others would reap the waiters of this engine.
+    /// Kept here as well: if the thread ends early, the name must stay, since others would otherwise reap the waiters of this
+    /// engine.
     socket: Arc<UnixDatagram>,
     stop: Arc<AtomicBool>,
     ended: oneshot::Receiver<()>,
@@ -75,7 +76,7 @@ impl Listener {
         let run = move || {
             receive_all(|buffer| receiving.recv(buffer), &stopped, &mut handle);
             drop(receiving);
-            // Nobody waits for the end if the engine was dropped.
+            // Sending fails if the engine was dropped.
             let _ = end.send(());
         };
         let thread = std::thread::Builder::new().name("fencelock-wake".into());
@@ -122,13 +123,13 @@ fn receive_all(
                     true => 0,
                     false => stray + 1,
                 };
-                // A process that floods the socket then waits for its buffer, and takes no processor time here.
+                // During the pause a process that floods the socket waits for its buffer, and costs no processor time here.
                 if stray >= MOST_STRAY {
                     stray = 0;
                     std::thread::sleep(PAUSE);
                 }
             }
-            // A signal.
+            // A signal interrupted the call.
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => {
                 tracing::warn!(%error, "the wake-up socket is broken; waiters of this process poll");
@@ -166,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_reachable_process_counts_as_gone() {
+    fn only_a_reachable_process_can_count_as_gone() {
         let (sender, silent) = (Sender::new(), Address::new().unwrap());
         assert_eq!(send(&sender, silent), Delivery::Gone);
         assert_eq!(send(&sender, silent.unreachable()), Delivery::Sent);

@@ -21,22 +21,22 @@ use crate::wake_up::{Address, Delivery, Message, WakeUp};
 /// How often expired rows of all locks are deleted.
 const SWEEP: Duration = Duration::from_secs(60);
 
-/// One in so many commits is followed by a checkpoint, so that the log stays short: most commits write one page. It is chosen at
-/// random and not counted, so that processes that make only a few commits do their share.
+/// On average one in this many commits is followed by a checkpoint, so that the log stays short: most commits write one page.
+/// The choice is random, so that processes with few commits also make their share of the checkpoints.
 const COMMITS_TO_CHECKPOINT: u32 = 600;
 
-/// Whether this commit is to be followed by a checkpoint.
+/// Whether this commit must be followed by a checkpoint.
 pub(crate) fn is_checkpoint_due() -> bool {
     fastrand::u32(..COMMITS_TO_CHECKPOINT) == 0
 }
 
-/// What an engine is made of, apart from its worker.
+/// The parts of an engine, apart from its worker.
 pub(crate) struct Parts {
     pub(crate) file: Arc<File>,
-    /// Where this engine listens.
+    /// The address at which this engine listens.
     pub(crate) address: Address,
     pub(crate) entries: Arc<Entries>,
-    /// Until the engine is closed.
+    /// `None` after the engine was closed.
     pub(crate) events: Option<mpsc::Sender<Event>>,
 }
 
@@ -48,7 +48,8 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Opens the file. An engine that only inspects opens it for each read, and here to see whether that is possible.
+    /// Opens the file. An engine that only inspects opens it for each read, and opens it here to check whether that is
+    /// possible.
     pub(crate) fn open(parts: Parts) -> Result<Self> {
         let file = &parts.file;
         let open = match file.config.inspect_only {
@@ -63,7 +64,8 @@ impl State {
         })
     }
 
-    /// This engine has no socket. From now on its rows say so, and other processes do not take it for ended.
+    /// Notes that this engine has no socket. From now on its rows say so, so that other processes do not think that it has
+    /// ended.
     pub(crate) fn set_unreachable(&mut self) {
         self.parts.address = self.parts.address.unreachable();
     }
@@ -111,7 +113,7 @@ impl State {
         }
     }
 
-    /// Waits for other processes until the deadline. After an error nothing has changed. Returns what `work` did, and the
+    /// Waits for other processes until the deadline. After an error nothing has changed. Returns the result of `work`, and the
     /// wake-ups to send.
     pub(crate) fn transaction<T>(
         &mut self,
@@ -212,14 +214,14 @@ impl State {
             let mut reap = self.reap_gone(gone);
             match self.transaction(reap.deadline(), |transaction| reap.work(transaction)) {
                 Ok(((), next)) => gone = self.wake_once(next),
-                // The next claims pass over these waiters when their rows have expired.
+                // Later claims ignore these waiters once their rows have expired.
                 Err(_) => return,
             }
         }
     }
 
     /// Sends wake-ups to other processes, and wakes the claims of this engine. Returns the wake-ups whose process has ended.
-    /// Waits for nobody.
+    /// Does not wait for other processes.
     pub(crate) fn wake_once(&self, wake_ups: Vec<WakeUp>) -> Vec<WakeUp> {
         let mut gone = Vec::new();
         for wake_up in wake_ups {
@@ -239,7 +241,7 @@ impl State {
             }
             Message::Held(_, event) => {
                 if let Some(events) = &self.parts.events {
-                    // Nobody listens after the engine was dropped. If the channel is full, the next renewal finds out.
+                    // Sending fails if the engine was dropped, or the channel is full. Then the next renewal finds out.
                     let _ = events.try_send(event);
                 }
             }
@@ -259,8 +261,7 @@ impl State {
         })
     }
 
-    /// Deletes the expired rows of all locks, now and then. The rows of a lock that nobody uses any more are not deleted
-    /// otherwise.
+    /// Deletes the expired rows of all locks from time to time. Otherwise the rows of unused locks would stay.
     pub(crate) fn sweep(&mut self) {
         let now = Clock::Boot.now();
         if now.since(self.swept) < SWEEP {
@@ -290,8 +291,8 @@ impl State {
         request(action, deadline, work).0
     }
 
-    /// Copies the write-ahead log into the file, and starts the log again if no process reads it. Only the worker does
-    /// this, and no commit, because it waits for the disk.
+    /// Copies the write-ahead log into the file, and starts the log again if no process reads it. Only the worker does this,
+    /// not the caller of a commit, because it waits for the disk.
     pub(crate) fn checkpoint(&mut self) {
         let Some(open) = &self.open else { return };
         open.wait_until(Clock::Boot.now());

@@ -121,7 +121,7 @@ pub(crate) fn mode(row: &Row<'_>, at: usize) -> Sql<Mode> {
     lease::mode_from(text).ok_or_else(|| unreadable(at, FromSqlError::InvalidType))
 }
 
-/// A text that is stored and does not have the form it should have.
+/// An error for a stored text in a wrong format.
 pub(crate) fn unreadable(
     at: usize,
     error: impl std::error::Error + Send + Sync + 'static,

@@ -3,12 +3,12 @@
 //! `store.token` is not below any token that was drawn. There are two ways to draw:
 //!
 //! * By the counter: above `token`, which is raised to what was drawn. That writes the page of this row.
-//! * By the clock, one token: the microseconds on the boot clock after an origin, which stands in the file. A transaction ends
-//!   in a later microsecond than those it drew, so the next one draws a later one. `token` was raised before, to a *horizon*
-//!   some milliseconds ahead; so most draws by the clock write nothing.
+//! * By the clock, one token: the microseconds on the boot clock after an origin, which is in the file. A transaction ends in a
+//!   later microsecond than those that it drew, so the next transaction draws a later one. `token` was raised before, to a
+//!   *horizon* some milliseconds ahead; so most draws by the clock write nothing.
 //!
-//! A draw by the counter goes on from the horizon and moves `token` away from it. Until the clock has passed that token, all
-//! draw by the counter. Earlier versions of fencelock know no other way, so they may share the file.
+//! A draw by the counter starts from the horizon and moves `token` away from it. Until the clock has passed that token, all
+//! processes draw by the counter. Earlier versions of fencelock always draw by the counter, so they may share the file.
 
 use fencelock_core::{BootInstant, Clock, Token, Tokens};
 use fencelock_sql::lease;
@@ -19,8 +19,8 @@ use crate::file::micros;
 use crate::stored::{Sql, token_value};
 use crate::transaction::{Drawn, Transaction};
 
-/// How far ahead of the clock `token` is raised, in microseconds. A token that is drawn by the counter is so far ahead at most,
-/// bursts aside; so it does not matter for a file that was lost.
+/// How far ahead of the clock `token` is raised, in microseconds. Except in bursts, a token that is drawn by the counter is at
+/// most this far ahead. So it does no harm if the file is lost.
 pub(crate) const HORIZON: i64 = 10_000;
 
 /// What one transaction may draw by the clock before the clock gets there, in microseconds. It waits for that before it ends.
@@ -30,12 +30,12 @@ const MOST_AHEAD: i64 = 100;
 pub(crate) const SELECT_STORE: &str =
     "SELECT token, boot, horizon, origin, origin_boot FROM store WHERE id = 1";
 
-/// The same, if nobody holds or waits for a lock.
+/// Reads the row, if the lock has no holders and no waiters.
 pub(crate) const SELECT_STORE_IF_FREE: &str = "SELECT token, boot, horizon, origin, origin_boot FROM store WHERE id = 1 \
      AND NOT EXISTS (SELECT 1 FROM holders WHERE name = ?1) \
      AND NOT EXISTS (SELECT 1 FROM waiters WHERE name = ?1)";
 
-/// What the row says.
+/// The values of the row.
 struct Store {
     token: i64,
     horizon: Option<i64>,
@@ -65,7 +65,7 @@ pub(crate) fn draw(
     Ok(Some(lease::tokens_up_to(last, count)))
 }
 
-/// No later token of this file is below `floor` or equal to it.
+/// Makes all later tokens of this file higher than `floor`.
 pub(crate) fn raise(transaction: &Transaction<'_>, floor: Token) -> Sql<()> {
     let sql = "UPDATE store SET token = max(token, ?1), horizon = NULL WHERE id = 1";
     transaction.execute(sql, [token_value(floor)])
@@ -82,7 +82,7 @@ impl Store {
         })
     }
 
-    /// Whether everything up to `token` that was drawn was drawn by the clock, or before the horizon was there.
+    /// Whether all tokens drawn so far were drawn by the clock, or before the horizon was set.
     fn is_below_horizon(&self) -> bool {
         self.origin.is_some() && self.horizon == Some(self.token)
     }
@@ -117,7 +117,7 @@ pub(crate) fn last_opened(connection: &Connection, boot: &Boot) -> Sql<(String, 
     })
 }
 
-/// A token by the clock. `None` if a token was drawn that may be as high, or if this process cannot tell one boot from another.
+/// A token by the clock. `None` if an equally high token may have been drawn, or if this process cannot distinguish boots.
 fn by_clock(transaction: &mut Transaction<'_>, store: &Store) -> Sql<Option<i64>> {
     let file = transaction.file;
     let Some(boot) = file.boot.id() else {
@@ -127,7 +127,7 @@ fn by_clock(transaction: &mut Transaction<'_>, store: &Store) -> Sql<Option<i64>
     let after_all = store.token.saturating_add(1).max(wall);
     let mut origin = store.origin.unwrap_or(after_all.saturating_sub(now));
     if wall > origin.saturating_add(now).saturating_add(HORIZON) {
-        // The wall clock was set on, or an old copy of the file was put back.
+        // The wall clock was set forward, or an old copy of the file was put back.
         origin = wall.saturating_sub(now);
     }
     let by_now = origin.saturating_add(now);

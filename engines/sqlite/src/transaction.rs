@@ -13,7 +13,7 @@ pub(crate) struct Transaction<'a> {
     pub(crate) connection: &'a Connection,
     pub(crate) file: &'a File,
     pub(crate) now: BootInstant,
-    /// Where this engine listens.
+    /// The address at which this engine listens.
     pub(crate) address: Address,
     pub(crate) entries: &'a Entries,
     /// The last token that it drew by the clock.
@@ -33,12 +33,12 @@ impl Transaction<'_> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Drawn {
     pub(crate) token: i64,
-    /// The next transaction draws a later token if this one does not end before.
+    /// If this transaction does not end before this instant, the next one draws a later token.
     pub(crate) ends_from: BootInstant,
 }
 
 impl Drawn {
-    /// Waits for a few microseconds at most. Mostly the clock is there already.
+    /// Waits for a few microseconds at most. Usually the clock is there already.
     pub(crate) fn pass(self) {
         while Clock::Boot.now() < self.ends_from {
             std::hint::spin_loop();

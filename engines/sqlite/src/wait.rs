@@ -66,8 +66,8 @@ fn has_changed(transaction: &Transaction<'_>, claim: &Claim) -> Sql<bool> {
     ))
 }
 
-/// Handles a wake-up of another process. Returns whether it was for this one. Any user of the machine may write to the
-/// socket, so what happened is read from the file.
+/// Handles a wake-up of another process. Returns whether it was for this one. Any user of the machine may write to the socket,
+/// so the handler reads from the file what happened.
 pub(crate) fn wake_up_handler(
     worker: Handle,
     entries: Arc<Entries>,
@@ -87,7 +87,7 @@ pub(crate) fn wake_up_handler(
                     if event == Event::Lost(claim) {
                         entries.remove_holding(claim);
                     }
-                    // Nobody listens after the engine was dropped. If the channel is full, the next renewal finds out.
+                    // Sending fails if the engine was dropped, or the channel is full. Then the next renewal finds out.
                     let _ = events.try_send(event);
                 }
                 Ok(())

@@ -11,7 +11,7 @@ use std::fmt;
 use fencelock_core::engine::Event;
 use fencelock_core::{ClaimId, ClaimIds, LockName, Result};
 
-/// Where an engine listens: its network namespace, and a random name in it. In namespace 0 silence does not show that
+/// Where an engine listens: its network namespace, and a random name in it. In namespace 0 a missing socket does not prove that
 /// the engine is gone.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Address([u8; 24]);
@@ -52,12 +52,12 @@ impl fmt::Debug for Address {
     }
 }
 
-/// What a wake-up says.
+/// The content of a wake-up.
 #[derive(Clone, Debug)]
 pub(crate) enum Message {
     /// It may be this waiter's turn.
     Turn(LockName, ClaimId),
-    /// Something was done to this holder.
+    /// Something happened to this holder.
     Held(LockName, Event),
 }
 
@@ -73,11 +73,11 @@ pub(crate) struct WakeUp {
 pub(crate) enum Delivery {
     /// It was sent, or may have been.
     Sent,
-    /// Nobody listens at the address: that process has ended.
+    /// No process listens at the address: it has ended.
     Gone,
 }
 
-/// What the receiver of a wake-up believes of it. What happened, and to which lock, is in the file.
+/// What the receiver of a wake-up uses of it. What happened, and to which lock, it reads from the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Received {
     /// It is about a claim that waits.

@@ -36,7 +36,7 @@ impl fmt::Debug for Worker {
     }
 }
 
-/// Starts the thread, which opens the file. It ends after [`Message::Close`], or when nobody can send messages any more.
+/// Starts the thread, which opens the file. It ends after [`Message::Close`], or when the last sender is dropped.
 pub(crate) async fn start(
     parts: Parts,
     messages: mpsc::Receiver<Message>,
@@ -55,7 +55,7 @@ pub(crate) async fn start(
             }
         }
         Err(error) => {
-            // Nobody waits if the caller gave up.
+            // Sending fails if the caller gave up.
             let _ = opened.send(Err(error));
         }
     };
@@ -68,7 +68,7 @@ pub(crate) async fn start(
 }
 
 impl Worker {
-    /// A message is about to be sent.
+    /// Counts a message that will be sent.
     pub(crate) fn count_message(&self) {
         self.queued.fetch_add(1, Ordering::AcqRel);
     }
@@ -112,13 +112,13 @@ impl Worker {
         }
         self.state().close();
         if let Some(closed) = closed {
-            // Nobody waits if the caller gave up.
+            // Sending fails if the caller gave up.
             let _ = closed.send(());
         }
     }
 }
 
-/// The messages that are worked on together.
+/// The messages that are handled together.
 #[derive(Default)]
 struct Batch {
     count: usize,

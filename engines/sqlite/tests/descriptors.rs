@@ -26,7 +26,7 @@ async fn an_engine_without_a_socket_keeps_its_place_in_the_queue() {
     assert!(holds(&a, &holder).await);
     assert!(!holds(&no_socket, &first).await);
     assert!(!holds(&b, &second).await);
-    // The failed wake-up may start work in this engine; its later calls come after that work.
+    // The failed wake-up may start work in this engine. Its later calls run after that work.
     a.withdraw(&holder, Leave::Release).await.unwrap();
     assert!(!holds(&a, &claim()).await);
     assert!(!holds(&b, &second).await, "it is not its turn");

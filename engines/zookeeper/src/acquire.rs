@@ -20,7 +20,8 @@ use crate::queue::Turn;
 use crate::state::State;
 use crate::stored::{self, ClaimData};
 
-/// A waiter is placed again at the latest after this time. Its watch wakes it before; this is for the unforeseen.
+/// A waiter is placed again at the latest after this time. Normally its watch wakes it before. This limit covers unforeseen
+/// cases.
 const RECHECK: Duration = Duration::from_secs(15);
 
 /// How often the lock's node or the claim's node may vanish while the claim's node is created.
@@ -109,7 +110,7 @@ impl State {
                 Position::Waiting(place) => {
                     return Box::pin(self.wait_or_leave(&entry, claim, place)).await;
                 }
-                // Somebody, probably an administrator, deleted the node at once.
+                // Another client, probably an administrator's, deleted the node at once.
                 Position::Gone => {}
             }
         }
@@ -131,7 +132,8 @@ impl State {
         Err(Error::invalid("lock-delay", given, why))
     }
 
-    /// Whether a claim that does not wait has a chance. A read costs the servers less than a node that is deleted at once.
+    /// Whether a claim that does not wait might get the lock. A read costs the servers less than a node that is deleted at
+    /// once.
     async fn is_free(&self, connection: &Connection, claim: &Claim) -> Result<bool> {
         let lock_node = self.lock_node_path(&claim.name);
         let children = self.fresh_children(connection, &lock_node).await;
@@ -318,7 +320,7 @@ impl State {
         Ok(Some(Seen::new(connection, queue, sent)))
     }
 
-    /// Removes the entry of a claim whose node was refused: nothing of it is on the servers.
+    /// Removes the entry of a claim whose node was refused: the servers have nothing of it.
     fn forget_if_refused(&self, entry: &Arc<Entry>, failure: Failure) -> Failure {
         if matches!(failure, Failure::Refused(_)) {
             self.remove(entry);
@@ -368,7 +370,7 @@ impl State {
         self.decide_without_ghosts(entry, claim, seen).await
     }
 
-    /// Decides a claim's position after the nodes that it waits for were checked with the leader. A claim that is placed
+    /// Decides a claim's position after the leader has checked the nodes for which the claim waits. A claim that is placed
     /// again has waited for long or lost its connection, so those nodes may be ghosts (see `rollback_repair.rs`).
     async fn decide_without_ghosts(
         &self,
@@ -394,7 +396,7 @@ impl State {
         }
     }
 
-    /// Decides a claim's position from the queue that it saw. It gets its grant here.
+    /// Decides a claim's position from the queue that it saw. The grant is made here.
     pub(crate) async fn decide(
         &self,
         entry: &Arc<Entry>,
@@ -411,7 +413,7 @@ impl State {
         {
             return Ok(position);
         }
-        // Read after the answer that the claim's node exists.
+        // Read after the reply that the claim's node exists.
         let bases = self.bases(&connection).await;
         let bases = bases.map_err(|failure| self.error(taking(claim), failure))?;
         let (first, session, timeout) = {

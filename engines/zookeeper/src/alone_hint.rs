@@ -46,12 +46,12 @@ impl fmt::Debug for NodeWatch {
     }
 }
 
-/// How a new claim is to learn whether it is alone.
+/// How a new claim learns whether it is alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Plan {
     Read,
     WatchAndRead,
-    /// Read the queue only if its node does not get this number.
+    /// Read the queue only if the claim's node does not get this number.
     ReadUnless(i64),
 }
 
@@ -89,7 +89,7 @@ impl AloneHint {
         }
     }
 
-    /// Whether a claim whose node got the number of its plan is alone.
+    /// Whether a claim is alone after its node got the number of its plan.
     pub(crate) fn confirms(&self, number: i64, connection: &Arc<Connection>) -> bool {
         let mut known = self.0.lock();
         let watched = known.is_watched(connection);

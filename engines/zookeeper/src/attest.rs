@@ -1,7 +1,7 @@
 //! What a process may believe of a hold that it joins.
 //!
-//! A ZooKeeper session shows no countdown, and a node exists until its session expires, however long its holder has been
-//! dead. So a process that joins asks the holder: it writes a number (a ping) into the hold's node. The holder watches the
+//! A ZooKeeper session shows no countdown, and a node exists until its session expires, however long its holder has been dead.
+//! So a process that joins a hold asks the holder: it writes a number (a ping) into the hold's node. The holder watches the
 //! node and writes the answer there: what is left of its own validity. That counts from before the ping was written.
 
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::inspect::ReadNode;
 use crate::state::State;
 use crate::stored::ClaimData;
 
-/// What one ping told.
+/// The result of one ping.
 enum Pinged {
     NotHeld,
     Answered(HolderView, Grant),

@@ -1,4 +1,4 @@
-//! What happens to a claim's node after it is created: it is confirmed, replaced, found again and deleted.
+//! The life of a claim's node after it is created: it is confirmed, replaced, found again and deleted.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -85,7 +85,7 @@ impl State {
         node.ok_or(Failure::Refused(Refusal::NoNode))
     }
 
-    /// Replaces a claim's node in one transaction. Returns when that was sent.
+    /// Replaces a claim's node in one transaction. Returns when the transaction was sent.
     async fn replace(
         &self,
         entry: &Arc<Entry>,
@@ -100,7 +100,7 @@ impl State {
             let data = entry.known.lock().data(claim, new.token);
             let options = CreateMode::Ephemeral.with_acls(self.config.acls());
             let mut writer = connection.client().new_multi_writer();
-            // With its version, so that what another client wrote into it meanwhile is not lost.
+            // With the node's version, so that nothing is lost that another client has written into it meanwhile.
             let added = writer
                 .add_delete(&old_path, Some(node.version))
                 .and_then(|()| writer.add_create(&new_path, &data.write(), &options));
@@ -132,7 +132,7 @@ impl State {
         ))
     }
 
-    /// Finds out what became of a request without a reply.
+    /// Finds out whether a request without a reply took effect.
     pub(crate) async fn settle(&self, entry: &Arc<Entry>) -> Result<(), Failure> {
         let known = entry.known.lock().clone();
         let connection = known.managed.connection().await?;
@@ -164,7 +164,7 @@ impl State {
         settled.node = Some(Node {
             name: name.clone(),
             czxid: match &known.node {
-                // This is that node or its replacement.
+                // The found node is the known one or its replacement.
                 Some(node) => node.czxid,
                 None => stat.czxid,
             },
@@ -199,7 +199,7 @@ impl State {
     pub(crate) async fn delete_node(&self, entry: &Arc<Entry>) -> Result<bool, Failure> {
         let (node, managed, session) = {
             let mut known = entry.known.lock();
-            // The end of this hold is not to be reported as a loss.
+            // The end of this hold must not be reported as a loss.
             known.ended |= known.held;
             let node = known.node.as_ref().map(|node| node.name.clone());
             (node, Arc::clone(&known.managed), Arc::clone(&known.session))

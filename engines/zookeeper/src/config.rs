@@ -89,7 +89,7 @@ impl Config {
     }
 }
 
-/// What connects as a URL says.
+/// The connector with the credentials and TLS of a URL.
 fn connector(url: &mut StoreUrl) -> Result<Own> {
     let mut connector = Client::connector();
     let private = match (url.user.clone(), url.take_password()?) {

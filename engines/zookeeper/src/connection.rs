@@ -1,7 +1,7 @@
 //! One connection to a server, the session that it belongs to, and what is checked at the first one.
 //!
-//! A lost connection is given up, with every request on it, instead of leaving the driver to reconnect. By the time the
-//! next connection is ready, the server has either executed a request of the old one or never will.
+//! A lost connection is given up, with every request on it; the driver must not reconnect it. When the next connection is
+//! ready, the server has either executed a request of the old one or never will.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -44,7 +44,7 @@ impl Session {
         self.expired.load(SeqCst)
     }
 
-    /// When the latest request that a quorum is known to have processed was sent.
+    /// When the latest request that a quorum has certainly processed was sent.
     pub(crate) fn confirmed(&self) -> BootInstant {
         BootInstant::from_nanos(self.confirmed.load(SeqCst))
     }
@@ -234,7 +234,7 @@ pub(crate) async fn close(served: Served) {
 pub(crate) async fn prepare(config: &Config, connection: &Connection) -> Outcome<()> {
     let failure = |failure| error(config, "checking its rights", failure);
     if config.inspect_only {
-        // Without the chroot there are no locks.
+        // A missing chroot is fine here: then there are no locks.
         let list = connection.client().list_children(config.root_path());
         return match connection.read(list).await {
             Ok(_) | Err(Failure::Refused(Error::NoNode)) => Ok(()),
@@ -266,7 +266,7 @@ pub(crate) async fn create_root(config: &Config, connection: &Connection) -> Res
         return Ok(());
     }
     let options = CreateMode::Persistent.with_acls(config.acls());
-    // A user of the chroot need not have rights above it.
+    // A user with rights at the chroot may have none above it.
     let exists = connection
         .read(connection.client().check_stat(&config.root))
         .await?;

@@ -33,7 +33,7 @@ pub(crate) async fn diagnose(config: &Config) -> Vec<Finding> {
     findings
 }
 
-/// The findings about one server of as many as the URL names.
+/// The findings about one server. `named` is the number of servers in the URL.
 fn of_server(server: &str, answer: SrvrAnswer, named: usize) -> Vec<Finding> {
     let (version, mode) = match answer {
         SrvrAnswer::Srvr { version, mode } => (version, mode),
@@ -49,7 +49,7 @@ fn of_server(server: &str, answer: SrvrAnswer, named: usize) -> Vec<Finding> {
         }
     };
     if mode == "standalone" {
-        // A standalone server follows no leader, so of_version does not apply.
+        // `of_version` is about followers, and a standalone server has no leader to follow.
         let what = format!(
             "{server} stands alone: while it is down no lock is granted or renewed, and without its disk every lock is \
              forgotten"
@@ -72,7 +72,7 @@ fn of_server(server: &str, answer: SrvrAnswer, named: usize) -> Vec<Finding> {
     findings
 }
 
-/// What is known to be wrong with locks in a version of ZooKeeper, where one server follows another.
+/// The known bug with locks in a version of ZooKeeper. It appears where one server follows another.
 fn of_version(server: &str, version: &str) -> Option<Finding> {
     let mut numbers = version.split(['.', '-']).map(str::parse::<u32>);
     let mut next = || numbers.next().and_then(Result::ok);
@@ -111,7 +111,7 @@ mod tests {
             mode: "standalone".into(),
         };
         assert_eq!(of_server("h", alone("3.9.2-x"), 1).len(), 1);
-        // The bug is a follower's.
+        // The bug is one of followers.
         assert_eq!(of_server("h", alone("3.9.1-x"), 1).len(), 1);
         assert_eq!(
             of_server("h", SrvrAnswer::parse("srvr is not in the whitelist"), 3).len(),

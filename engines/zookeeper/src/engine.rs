@@ -34,7 +34,7 @@ impl ZooKeeper {
     /// [`Error::Refused`](fencelock_core::Error::Refused) if this user has no rights at the chroot.
     ///
     /// # Cancel safety
-    /// May be dropped. A session that was begun expires by itself.
+    /// If the future is dropped, a session that it began expires by itself.
     pub async fn open(options: impl Into<Options>) -> Result<Self> {
         let config = Arc::new(Config::new(options.into())?);
         let Opened {
@@ -109,7 +109,7 @@ impl Engine for ZooKeeper {
             if std::mem::replace(&mut registry.closed, true) {
                 return Ok(());
             }
-            // The nodes of holds that were not released stay for their lock-delay, so until their session expires.
+            // The nodes of holds that were not released stay for their lock-delay, that is until their session expires.
             registry.entries.is_empty()
         };
         for task in &self.tasks {

@@ -27,7 +27,7 @@ pub(crate) struct Known {
     /// The session that its node may still belong to, while a move to another session has no reply.
     pub(crate) moved_from: Option<(Arc<ManagedSession>, Arc<Session>)>,
     pub(crate) node: Option<Node>,
-    /// A request had no reply: what follows from it must be read before anything else is done.
+    /// Set while a request has no reply: its outcome must be read before anything else is done.
     pub(crate) uncertain: bool,
     pub(crate) held: bool,
     /// Its lease has ended, or its node is being deleted.
@@ -43,7 +43,7 @@ pub(crate) struct Known {
     pub(crate) asked: bool,
     /// The number of the last ping (see `attest.rs`).
     pub(crate) ping: Option<u64>,
-    /// The paths of the nodes of which one must go before the claim may hold.
+    /// The paths of the nodes for which the claim waits: it may hold only after one of them is gone.
     pub(crate) waits_for: Vec<String>,
     /// The connection over which its node is watched.
     pub(crate) watched: Weak<Connection>,
@@ -51,9 +51,9 @@ pub(crate) struct Known {
 
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
-    /// Without the path.
+    /// The name without the path.
     pub(crate) name: String,
-    /// The transaction that created it, or that created the node which it replaced.
+    /// The transaction that created it, or the node that it replaced.
     pub(crate) czxid: i64,
     pub(crate) version: i32,
 }
@@ -98,7 +98,7 @@ impl Known {
         ClaimData {
             tokens: Some((self.first, token)),
             asked: self.asked,
-            // This write fires the watch on the node, and the ping is answered then.
+            // This write fires the watch on the node. The ping is answered then.
             ping: self.ping,
             ..ClaimData::of(claim, self.count)
         }

@@ -9,7 +9,7 @@ use crate::config::Config;
 pub(crate) enum Failure {
     /// The servers refused it: it has had no effect and will have none.
     Refused(Refusal),
-    /// No reply came, or none that tells: the request may have taken effect.
+    /// No reply came, or one that does not say what happened: the request may have taken effect.
     Unanswered(String),
 }
 

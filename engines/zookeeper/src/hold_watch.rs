@@ -15,7 +15,7 @@ use crate::stored::ClaimData;
 
 enum Watched {
     Changed,
-    /// There is nothing to watch any more over this connection.
+    /// Nothing is left to watch over this connection.
     Ended,
 }
 
@@ -64,8 +64,9 @@ impl State {
         }
     }
 
-    /// Watches a hold's node, unless it is watched over this connection already. Other holds are watched from their first
-    /// renewal on: most have ended by then, and a holder that was asked before hears of it then.
+    /// Watches a hold's node, unless it is watched over this connection already. Holds that other processes may not join are
+    /// watched from their first renewal on: most have ended by then, and a holder that was asked for the lock before learns it
+    /// then.
     pub(crate) fn watch_hold(&self, entry: &Arc<Entry>, connection: &Arc<Connection>) {
         let weak = Arc::downgrade(connection);
         let mut known = entry.known.lock();
@@ -74,11 +75,11 @@ impl State {
         }
         known.watched = weak;
         let request = (Arc::clone(entry), Arc::clone(connection));
-        // The receiver is gone if the engine is.
+        // Sending fails if the engine is gone.
         let _ = self.watch_requests.send(request);
     }
 
-    /// Reads a hold's node, acts on what other clients did to it, and waits for the next change.
+    /// Reads a hold's node, reacts to what other clients wrote, and waits for the next change.
     async fn watch_once(
         &self,
         entry: &Arc<Entry>,
@@ -103,7 +104,7 @@ impl State {
         Ok(changed.map_or(Watched::Ended, |_| Watched::Changed))
     }
 
-    /// Reports a loss if this node of a hold is gone without having been replaced.
+    /// Reports a loss if this node of a hold is gone and was not replaced.
     fn note_gone(&self, entry: &Entry, node: &Node) -> Watched {
         let (lost, replaced) = {
             let known = entry.known.lock();

@@ -24,14 +24,14 @@ const BATCH: usize = 200;
 /// How often a queue that changes while it is read is read again.
 const ATTEMPTS: usize = 10;
 
-/// A token that is handed on inside a process fires no watch on the lock's node. It is seen after this time.
+/// How long a change stays unseen that fires no watch on the lock's node: a token that is handed on inside a process.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A node in the queue, with what it contains.
 pub(crate) struct ReadNode {
     pub(crate) queued: QueuedNode,
     pub(crate) stat: Stat,
-    /// The first token that the node's creation tells.
+    /// The first token, which follows from the node's creation.
     pub(crate) first: Token,
     pub(crate) bytes: Vec<u8>,
 }
@@ -45,7 +45,7 @@ impl ReadNode {
         HolderView::new(data.owner, self.queued.mode)
             .claim(names::claim_id(&self.queued.node))
             .token(token)
-            // A session shows no countdown: this is what the claim asked for.
+            // A session shows no remaining time, so this is the time that the claim asked for.
             .ttl_left(data.ttl + data.lock_delay)
             .lock_delay(data.lock_delay)
             .label(data.label)
@@ -123,7 +123,7 @@ impl Inspect for State {
                 .with_claims(&connection, names)
                 .await
                 .map_err(failure)?;
-            // At once: a page must not take a way there and back for each lock.
+            // All at once: a page must not cost one round trip for each lock.
             let views = used.into_iter().map(|name| self.view(&connection, name));
             for view in join_all(views).await {
                 let view = view?;
@@ -249,7 +249,7 @@ impl State {
         }
     }
 
-    /// The nodes in the queue, with at most so many waiters, and how many of them hold.
+    /// The nodes in the queue, with at most `max_waiters` waiters, and how many of the nodes hold.
     pub(crate) async fn read_queue(
         &self,
         connection: &Connection,

@@ -13,18 +13,18 @@
 //! the names `.`, `..` and `zookeeper` are percent-encoded, so that `/a/b` and `/a` are independent locks.
 //!
 //! # Sessions
-//! ZooKeeper has one timeout per session and no lease per lock. So a client has one short session (`claim-window`) for
-//! waiting claims and young holds, and one session for each length of hold. With its first renewal a hold's node moves to
-//! that session and keeps its place. The timeout of a hold's session is one and a half times its ttl plus its lock-delay,
-//! within the limits of the servers. The client gives up after two thirds of that, the ttl; if its machine dies, the lock is
-//! free after all of it. A ttl above the servers' limit is kept up by renewals, and a loss comes earlier than the ttl says;
-//! see [`Promises::limits`](fencelock_core::Promises). Only a request that a quorum has processed counts as a renewal.
+//! ZooKeeper has one timeout per session and no lease per lock. So a client has one short session (`claim-window`) for waiting
+//! claims and young holds, and one session for each length of hold. With its first renewal a hold's node moves to that session
+//! and keeps its place. The timeout of a hold's session is one and a half times its ttl plus its lock-delay, within the limits
+//! of the servers. The client gives up after two thirds of that, which is the ttl. If its machine dies, the lock is free when
+//! the whole timeout is over. For a ttl above the servers' limit, renewals keep the hold, and a loss comes earlier than the ttl
+//! says; see [`Promises::limits`](fencelock_core::Promises). Only a request that a quorum has processed counts as a renewal.
 //!
 //! # Least rights
 //! At the chroot: `read`, `create`, `delete`. With a user, all nodes are created for that user alone, so all clients of a
 //! lock must use the same user. Without a user, nodes are created for everybody.
 //!
-//! # What to know
+//! # Limits
 //! * The lock's node is a container. This engine deletes it one second after its last use, and the servers delete it when
 //!   all clients are dead.
 //! * Permits (`Mode::Permit`) watch as many nodes as may hold beside them.
@@ -69,7 +69,7 @@ pub fn read_stored(bytes: &[u8]) {
     if let Ok(data) = stored::ClaimData::read(bytes) {
         let (tokens, _) = data.tokens(fencelock_core::Token(7));
         let _ = tokens.contains(fencelock_core::Token(9));
-        // What was read is written and read again without a difference.
+        // What was read does not change when it is written and read again.
         assert_eq!(stored::ClaimData::read(&data.write()), Ok(data));
     }
     let _ = names::decode(&String::from_utf8_lossy(bytes));

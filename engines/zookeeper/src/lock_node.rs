@@ -7,14 +7,13 @@ use fencelock_core::BootInstant;
 
 use crate::alone_hint::AloneHint;
 
-/// The data of a lock's node that this library created, as a container. (A server does not tell whether a node is a
-/// container.)
+/// The data of a lock's node that fencelock created as a container. (A server does not say whether a node is a container.)
 pub(crate) const LOCK_NODE_DATA: &[u8] = b"fencelock";
 
 /// A lock's node, and how this client uses it.
 #[derive(Debug)]
 pub(crate) struct LockNodeUse {
-    /// How many claims of this client are there.
+    /// How many claims of this client use it.
     pub(crate) uses: usize,
     /// Whether this client created it.
     pub(crate) ours: bool,
@@ -26,7 +25,7 @@ pub(crate) struct LockNodeUse {
 #[derive(Debug)]
 pub(crate) struct LockNode {
     pub(crate) path: String,
-    /// Whether it existed when this client last heard of it.
+    /// Whether it existed according to this client's latest information.
     exists: AtomicBool,
     pub(crate) hint: AloneHint,
 }

@@ -40,13 +40,13 @@ fn escape(name: &str, plain: impl Fn(usize, char) -> bool) -> String {
     node
 }
 
-/// Whether a character is written as it is: not a slash, not a percent sign, and nothing that ZooKeeper refuses in UTF-16
+/// Whether a character is written unencoded: not a slash, not a percent sign, and nothing that ZooKeeper refuses in UTF-16
 /// (surrogates, the private use area, specials).
 fn is_plain(c: char) -> bool {
     c != '/' && c != '%' && matches!(c, ' '..='~' | '\u{a0}'..='\u{d7ff}' | '\u{f900}'..='\u{ffef}')
 }
 
-/// The lock whose node has this name; `None` if no lock has.
+/// The lock whose node has this name; `None` if there is no such lock.
 pub(crate) fn decode(node: &str) -> Option<LockName> {
     let name = percent_decode_str(node).decode_utf8().ok()?;
     let name = LockName::new(&name).ok()?;
@@ -64,12 +64,12 @@ pub(crate) fn claim_prefix(id: ClaimId, mode: Mode) -> String {
     }
 }
 
-/// The claim of a node; `None` if it is another library's.
+/// The claim of a node; `None` if another library created it.
 pub(crate) fn claim_id(node: &str) -> Option<ClaimId> {
     own_claim(node).map(|(id, _)| id)
 }
 
-/// The claim of this library's node, and the rest of the node's name.
+/// The claim of a node that fencelock created, and the rest of the node's name.
 fn own_claim(node: &str) -> Option<(ClaimId, &str)> {
     let (id, rest) = node.strip_prefix("_c_")?.split_once('-')?;
     Some((id.parse().ok()?, rest))
@@ -81,13 +81,13 @@ pub(crate) fn split_number(node: &str) -> Option<(&str, &str)> {
     if node.len() - kept.len() < 9 {
         return None;
     }
-    // After 2^31 children of one node the numbers wrap and are negative.
+    // After 2^31 children of one node the numbers wrap around and are negative.
     let negative = kept.ends_with("--") || kept.ends_with("_-");
     let at = kept.len() - usize::from(negative);
     Some(node.split_at(at))
 }
 
-/// The mode that a node's name tells. `Err` with the word of a mode that only a newer version knows.
+/// The mode in a node's name. `Err` with the word of a mode that only a newer version knows.
 pub(crate) fn mode(before: &str) -> Result<Mode, String> {
     // kazoo's and Curator's readers.
     if before.ends_with("__rlock__") || before.ends_with("__READ__") {
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn every_name_is_one_node_and_comes_back() {
+    fn every_name_encodes_to_one_node_and_decodes_again() {
         let mut seen = std::collections::HashSet::new();
         for name in [
             "/a/b",

@@ -18,7 +18,7 @@ use crate::session::{ManagedSession, SessionEvent};
 use crate::session_pool::SessionPool;
 use crate::state::State;
 
-/// The state of an opened engine, and what its tasks receive.
+/// The state of an opened engine, and the channels of its tasks.
 pub(crate) struct Opened {
     pub(crate) state: Arc<State>,
     pub(crate) events: EventSource,
@@ -68,7 +68,7 @@ async fn connect(config: &Arc<Config>) -> Result<Opened> {
     })
 }
 
-/// Retries until a server accepts the connection: during an election none does. The caller sets the time limit.
+/// Retries until a server accepts the connection, which no server does during an election. The caller sets the time limit.
 async fn retry<'a, T>(
     mut attempt: impl FnMut() -> BoxFuture<'a, Result<T, Refusal>>,
 ) -> Result<T, Refusal> {

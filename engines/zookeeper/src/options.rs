@@ -20,12 +20,13 @@ use zookeeper_client::Connector;
 /// # }
 /// ```
 ///
-/// The user is one of the scheme `digest`. A file of `tls_ca`, `tls_cert` or `tls_key` means TLS to all servers (feature
-/// `tls`). Opening the store refuses options that make no sense.
+/// The user is one of the scheme `digest`. A file given to `tls_ca`, `tls_cert` or `tls_key` turns on TLS to all servers
+/// (feature `tls`). Opening the store refuses options that cannot be used.
 ///
-/// # Own connectors
-/// From a `zookeeper_client::Connector` fencelock takes credentials and TLS, and makes sessions of its own. It takes no open
-/// client, whose session has another timeout than locks need, and whose end takes away all that the program keeps in it.
+/// # Connectors of the driver
+/// A `zookeeper_client::Connector` may set credentials and TLS, and fencelock opens sessions with it. An open client cannot be
+/// used: its session has another timeout than locks need, and when that session ends, all other ephemeral nodes of the program go
+/// with it.
 ///
 /// ```no_run
 /// use fencelock_zookeeper::Options;
@@ -39,13 +40,13 @@ pub struct Options {
     pub(crate) own: Option<Own>,
 }
 
-/// What connects.
+/// The driver's connector.
 #[derive(Clone)]
 pub(crate) struct Own {
     pub(crate) connector: Connector,
-    /// Whether with TLS.
+    /// Whether it uses TLS.
     pub(crate) secure: bool,
-    /// Whether new nodes are for the own user alone.
+    /// Whether new nodes are only for the connector's own user.
     pub(crate) private: bool,
 }
 
@@ -56,7 +57,8 @@ impl Options {
         StoreUrl::new("zookeeper", servers, "").into()
     }
 
-    /// As [`new`](Self::new), with an own connector without TLS. It must not name a session; its timeouts are set.
+    /// Like [`new`](Self::new), with a connector of the driver without TLS. It must not name a session; its timeouts are
+    /// overwritten.
     pub fn from_connector(
         servers: impl IntoIterator<Item = impl Into<String>>,
         connector: Connector,
@@ -70,7 +72,7 @@ impl Options {
         options
     }
 
-    /// As [`from_connector`](Self::from_connector), with TLS.
+    /// Like [`from_connector`](Self::from_connector), with TLS.
     ///
     /// ```no_run
     /// # use fencelock_zookeeper::Options;
@@ -89,7 +91,7 @@ impl Options {
         options
     }
 
-    /// Creates nodes for the own connector's user alone; by default for everybody.
+    /// Creates nodes only for the connector's own user. By default nodes are for everybody.
     #[must_use]
     pub fn private_nodes(mut self) -> Self {
         match &mut self.own {

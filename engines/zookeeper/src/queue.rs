@@ -1,4 +1,4 @@
-//! The queue of a lock: the children of its node in the order of their numbers, and which of them hold.
+//! The queue of a lock: the children of its node in the order of their numbers, and which of their claims hold.
 
 use fencelock_core::Mode;
 use fencelock_core::support::admission;
@@ -21,13 +21,13 @@ pub(crate) struct Queue(pub(crate) Vec<QueuedNode>);
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
     Held,
-    /// Not before the node at one of these positions is gone.
+    /// It cannot hold before the node at one of these positions is gone.
     WaitsFor(Vec<usize>),
 }
 
 impl Queue {
     /// Sorts the children of a lock's node. Every child with a number is in the queue. Its mode is exclusive unless its name
-    /// tells another one. `Err` with the word of a mode that only a newer version knows.
+    /// has another one. `Err` with the word of a mode that only a newer version knows.
     pub(crate) fn new(children: Vec<String>) -> Result<Self, String> {
         let mut queue = Vec::with_capacity(children.len());
         for node in children {
@@ -40,7 +40,7 @@ impl Queue {
             let mode = names::mode(before)?;
             queue.push(QueuedNode { node, mode, number });
         }
-        // The numbers have 32 bits and wrap. Those in one queue are close together.
+        // The numbers have 32 bits and wrap around. Those in one queue are close together.
         let first = queue.first().map_or(0, |queued: &QueuedNode| queued.number);
         queue.sort_by_key(|queued| queued.number.wrapping_sub(first) as i32);
         Ok(Self(queue))
@@ -61,7 +61,7 @@ impl Queue {
         admission::admits(mode, modes(&self.0))
     }
 
-    /// Whether the node at this position holds. The queue ahead of it only ever gets shorter.
+    /// Whether the node at this position holds. The queue ahead of it can only get shorter.
     pub(crate) fn turn(&self, at: usize) -> Turn {
         let (mode, ahead) = (self.0[at].mode, &self.0[..at]);
         if admission::admits(mode, modes(ahead)) {
@@ -70,7 +70,7 @@ impl Queue {
         let excludes = |other: &QueuedNode| !admission::admits(mode, [other.mode]);
         let waits_for = match (ahead.iter().rposition(excludes), mode) {
             (Some(last), _) => last..last + 1,
-            // All nodes ahead are permits of this semaphore. While the last `of` of them exist, it is full.
+            // All nodes ahead are permits of this semaphore. While the last `of` of them exist, the semaphore is full.
             (None, Mode::Permit { of }) => at - of.get() as usize..at,
             (None, _) => 0..at,
         };
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn each_library_is_understood() {
+    fn nodes_of_each_library_are_understood() {
         let queue = queue(&[
             "_c_@-lock-0000000007",
             "_c_5a2c8a2e-5a0c-4c6e-8d0c-0d6f0a1b2c3d-lock-0000000003",
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_wrap_round() {
+    fn numbers_wrap_around() {
         let queue = queue(&[
             "_c_@-lock--2147483648",
             "_c_@-lock-2147483647",

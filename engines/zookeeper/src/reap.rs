@@ -15,7 +15,7 @@ use crate::state::{MAX_IN_FLIGHT, State};
 /// How long a lock node is kept after its last use by this client.
 const IDLE_TIME: Duration = Duration::from_secs(1);
 
-/// The longest pause of the reaper while there is something left for it.
+/// The longest pause of the reaper while it has something left to do.
 const INTERVAL: Duration = Duration::from_millis(300);
 
 pub(crate) async fn reap(state: Arc<State>) {
@@ -48,7 +48,7 @@ impl State {
         next
     }
 
-    /// The holds that have expired, at most as many as are deleted at once.
+    /// The holds that have expired, at most as many as may be deleted at once.
     fn take_expired(&self) -> Vec<Arc<Entry>> {
         let now = Clock::Boot.now();
         let mut expired = Vec::new();
@@ -107,7 +107,7 @@ impl State {
         };
         for names in names.chunks(MAX_IN_FLIGHT) {
             let Ok(connection) = self.sessions.waiting.connection().await else {
-                // They are containers: the servers delete them in the end.
+                // They are containers, so the servers will delete them.
                 return;
             };
             let deleted = names.iter().map(|(name, ours)| {

@@ -37,7 +37,7 @@ impl State {
         let sync = connection.client().sync(self.config.root_path());
         let read = connection.client().get_data(&path);
         let (synced, read) = tokio::join!(connection.read(sync), connection.read(read));
-        // The answer may be that there is no chroot.
+        // A refusal may mean that there is no chroot.
         if let Err(unanswered @ Failure::Unanswered(_)) = synced {
             return Err(failure(unanswered));
         }
@@ -51,7 +51,7 @@ impl State {
         }
     }
 
-    /// What others changed before stays as it is.
+    /// Writes the record unless others have changed it since.
     async fn change_record(
         &self,
         connection: &Connection,
@@ -70,7 +70,7 @@ impl State {
                 let set = client.set_data(path, text.as_bytes(), Some(version));
                 connection.write(sent, set).await.map(drop)
             }
-            // A version that no node has.
+            // The wanted version is one that no node can have.
             Some(Err(_)) => return Ok(()),
         };
         match changed {

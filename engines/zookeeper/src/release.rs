@@ -58,7 +58,7 @@ impl State {
         }
     }
 
-    /// Has the reaper delete a claim's node at this time, with as many attempts as that takes.
+    /// Has the reaper delete a claim's node at this time. It tries until it succeeds.
     fn delete_at(&self, entry: &Entry, end: BootInstant) {
         entry.known.lock().ends_at = end;
         self.registry
@@ -87,7 +87,7 @@ impl State {
     }
 }
 
-/// Ends a hold without releasing it. Returns when its node is to be deleted: after the lock-delay.
+/// Ends a hold without releasing it. Returns when its node must be deleted: after the lock-delay.
 fn abandon(entry: &Entry, claim: &Claim) -> BootInstant {
     let mut known = entry.known.lock();
     known.ended = true;

@@ -96,7 +96,7 @@ impl State {
         }
     }
 
-    /// Settles a hold first. The other holds do not wait for that.
+    /// Settles the outcome of an earlier request first. The other holds do not wait for that.
     async fn renew_uncertain(&self, hold: Hold<'_>) -> Renewals {
         if let Err(failure) = self.settle(&hold.entry).await {
             let error = self.error(renewing(hold.held), failure);
@@ -234,7 +234,7 @@ impl State {
                     left.push(hold);
                 }
                 Err(Failure::Refused(Refusal::NoNode)) => lost.push(hold.at),
-                // The next attempt tells.
+                // The next attempt finds out.
                 Err(_) => left.push(hold),
             }
         }

@@ -1,10 +1,10 @@
 //! Repairs what servers rolled back although they had acknowledged it, and what single servers forgot.
 //!
-//! Rollbacks must not happen, but they do: when the leader changes, versions before 3.8.4 and 3.9.2 may go on without their
-//! latest transactions (ZOOKEEPER-4785), and so does an ensemble that was restored from a backup. Then a deleted node is
-//! there again and stays in the queue for as long as its session lives, because nobody deletes it; or the node of a hold
-//! is gone. Every rollback breaks all connections. So after each resumption of a session, the client compares the session's
-//! nodes with its entries.
+//! Rollbacks must not happen, but they do. When the leader changes, versions before 3.8.4 and 3.9.2 may continue without their
+//! latest transactions (ZOOKEEPER-4785), and so does an ensemble that was restored from a backup. Then a deleted node exists
+//! again and stays in the queue for as long as its session lives, because no client deletes it; or the node of a hold is gone.
+//! Every rollback breaks all connections. So after each resumption of a session, the client compares the session's nodes with
+//! its entries.
 //!
 //! Worse, a follower may have lost transactions that the leader has. Then the follower's clients see a deleted node (a
 //! ghost), and no other client does. Nobody can delete it, because the leader answers that it does not exist. So a claim
@@ -33,7 +33,7 @@ use crate::state::{MAX_IN_FLIGHT, State};
 /// The pause between attempts to compare over a connection whose server does not answer.
 const PAUSE: Duration = Duration::from_millis(300);
 
-/// The task that acts on the expiry and the resumption of sessions.
+/// The task that reacts to the expiry and the resumption of sessions.
 pub(crate) async fn watch_sessions(
     state: Arc<State>,
     mut events: mpsc::UnboundedReceiver<SessionEvent>,
@@ -110,7 +110,7 @@ impl State {
             let commit = writer.commit().map_err(Refusal::from);
             connection.write(Clock::Boot.now(), commit).await
         });
-        // A refusal tells nothing: a server that has the node may refuse although the leader does not have it.
+        // A refusal proves nothing: a server that has the node may refuse although the leader does not have it.
         all_answered(join_all(deleted).await)
     }
 
@@ -129,7 +129,7 @@ impl State {
         held.collect()
     }
 
-    /// Whether this is a claim's node that no entry of this client knows. No two claims ever have the same path.
+    /// Whether this is a claim's node that belongs to no entry of this client. No two claims ever have the same path.
     fn is_unknown(&self, path: &str) -> bool {
         let node = path.rsplit('/').next().unwrap_or_default();
         let Some(id) = names::claim_id(node) else {
@@ -154,7 +154,7 @@ fn all_answered<T>(replies: Vec<Result<T, Failure>>) -> Result<(), Failure> {
     replies.into_iter().find_map(unanswered).map_or(Ok(()), Err)
 }
 
-/// Whether a claim still believes that it holds by this node.
+/// Whether a claim still holds by this node, as far as this client knows.
 fn still_holds_by(entry: &Entry, path: &str) -> bool {
     let known = entry.known.lock();
     let node = known

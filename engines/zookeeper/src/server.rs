@@ -1,5 +1,5 @@
-//! What the servers say of themselves: the session timeouts that they grant, what follows for promises, and their answer to
-//! the command `srvr`.
+//! Facts about the servers: the session timeouts that they grant, the promises that follow from them, and the servers' answer
+//! to the command `srvr`.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use zookeeper_client::Error;
 use crate::config::Config;
 use crate::connection::{close, connect_once};
 
-/// A longer ttl is a mistake.
+/// The longest ttl. A longer one is a mistake.
 const MAX_TTL: Duration = Duration::from_secs(365 * 86_400);
 
 const DEFAULT_TTL: Duration = Duration::from_secs(30);
 
-/// No shorter session is used: the driver gives a connection two fifths of the session timeout to come up, and a busy
-/// machine needs time for that.
+/// The shortest session timeout that is used: the driver allows two fifths of it for connecting, and a busy machine needs that
+/// time.
 const SHORTEST_SESSION: Duration = Duration::from_secs(1);
 
 /// The shortest and the longest session timeout that the servers grant.
@@ -27,7 +27,7 @@ pub(crate) async fn session_limits(config: &Config) -> Result<(Duration, Duratio
     Ok((shortest, longest))
 }
 
-/// The timeout that the servers grant to a session that asks for this one.
+/// The timeout that the servers grant to a session that asks for `timeout`.
 async fn granted(config: &Config, timeout: Duration) -> Result<Duration, Error> {
     let (served, _) = connect_once(config, timeout, None, None).await?;
     let granted = served.connection.session.timeout;
@@ -66,7 +66,7 @@ pub(crate) fn promises(
         .limits(limits)
 }
 
-/// A server's answer to `srvr`, which servers give unless they are configured not to.
+/// A server's answer to `srvr`. Servers answer it unless they are configured not to.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum SrvrAnswer {
     None,

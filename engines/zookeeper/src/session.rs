@@ -25,13 +25,13 @@ pub(crate) enum SessionEvent {
     Resumed(Arc<Connection>),
 }
 
-/// Where session tasks report.
+/// The channel of the session tasks' events.
 pub(crate) type SessionEvents = mpsc::UnboundedSender<SessionEvent>;
 
 /// A session that is kept connected, and replaced when it expires.
 #[derive(Debug)]
 pub(crate) struct ManagedSession {
-    /// The timeout that was asked for.
+    /// The requested timeout.
     pub(crate) timeout: Duration,
     response_timeout: Duration,
     connection: watch::Receiver<Option<Arc<Connection>>>,
@@ -69,7 +69,7 @@ impl ManagedSession {
         }))
     }
 
-    /// The connection. Waits for one for the response timeout.
+    /// The connection. If there is none, waits for one, at most for the response timeout.
     pub(crate) async fn connection(&self) -> Result<Arc<Connection>, Failure> {
         if let Some(connection) = &*self.connection.borrow() {
             return Ok(Arc::clone(connection));
@@ -88,7 +88,7 @@ impl ManagedSession {
         })
     }
 
-    /// The connection. Waits for one without limit.
+    /// The connection. If there is none, waits for one without limit.
     pub(crate) async fn any_connection(&self) -> Arc<Connection> {
         let mut connection = self.connection.clone();
         let found = connection.wait_for(Option::is_some).await;
@@ -103,7 +103,7 @@ impl ManagedSession {
         self.connection.borrow().is_some()
     }
 
-    /// Ends the task. Without `at_servers` the session's nodes stay until its timeout.
+    /// Ends the task. Unless the session ends `at_servers`, its nodes stay until its timeout.
     pub(crate) async fn close(&self, at_servers: bool) {
         if self.close_requests.send(at_servers).await.is_ok() {
             self.close_requests.closed().await;
@@ -129,7 +129,7 @@ struct SessionTask {
 struct ServedGuard(Option<Served>);
 
 impl ServedGuard {
-    /// Ends all requests over the connection without a reply.
+    /// Ends all requests of the connection without a reply.
     fn give_up(&mut self) {
         if let Some(Served { connection, task }) = self.0.take() {
             connection.lost.send_replace(true);
@@ -180,7 +180,7 @@ impl SessionTask {
             info = next_info;
             let connection = Arc::clone(&served.connection);
             if Arc::ptr_eq(&connection.session, &session) {
-                // The receiver is gone if the engine is.
+                // Sending fails if the engine is gone.
                 let _ = self
                     .events
                     .send(SessionEvent::Resumed(Arc::clone(&connection)));
@@ -206,7 +206,7 @@ impl SessionTask {
                     if let Some((_, session)) = before.take() {
                         tracing::debug!(session = session.id, "the servers expired a session");
                         session.expired.store(true, SeqCst);
-                        // The receiver is gone if the engine is.
+                        // Sending fails if the engine is gone.
                         let _ = self.events.send(SessionEvent::Expired(session));
                     }
                 }
@@ -223,7 +223,8 @@ impl SessionTask {
 async fn until_lost(serving: &ServedGuard) {
     let Some(served) = &serving.0 else { return };
     let mut states = served.connection.client.state_watcher();
-    // The driver reconnects by itself, perhaps before this task runs: any change of state means that the connection was lost.
+    // The driver reconnects by itself, perhaps before this task runs. So any change of state means that the connection was
+    // lost.
     if states.state() == SessionState::SyncConnected {
         states.changed().await;
     }

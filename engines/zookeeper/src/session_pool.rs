@@ -12,7 +12,7 @@ use crate::connection::{Session, patience};
 use crate::error::Failure;
 use crate::session::{ManagedSession, SessionEvents};
 
-/// How many sessions have exactly the timeout that a hold needs. Each pair of ttl and lock-delay may need its own.
+/// The most sessions that have exactly the timeout that a hold needs. Each pair of ttl and lock-delay may need its own.
 const MAX_EXACT: usize = 16;
 
 pub(crate) struct SessionPool {
@@ -20,7 +20,7 @@ pub(crate) struct SessionPool {
     pub(crate) waiting: Arc<ManagedSession>,
     /// The shortest and the longest timeout that the servers grant.
     pub(crate) limits: (Duration, Duration),
-    /// The sessions of holds, by the timeout that was asked for.
+    /// The sessions of holds, by the requested timeout.
     for_holds: tokio::sync::Mutex<HashMap<Duration, Arc<ManagedSession>>>,
     events: SessionEvents,
 }
@@ -62,12 +62,12 @@ impl SessionPool {
         self.with_timeout(timeout).await
     }
 
-    /// A session with this timeout. If there are many already, holds share one that is up to twice as long.
+    /// A session with this timeout. If there are many sessions already, holds share one that is up to twice as long.
     pub(crate) async fn with_timeout(
         &self,
         timeout: Duration,
     ) -> Result<Arc<ManagedSession>, Failure> {
-        // Time for one silent server, and for the reply of another.
+        // Enough time for one silent server and the reply of another one.
         let limit = patience(timeout) + self.config.response_timeout;
         match tokio::time::timeout(limit, self.find_or_open(timeout)).await {
             Ok(opened) => opened,

@@ -32,7 +32,7 @@ pub(crate) struct State {
     pub(crate) watch_requests: mpsc::UnboundedSender<(Arc<Entry>, Arc<Connection>)>,
     pub(crate) registry: Mutex<Registry>,
     pub(crate) reap_due: Notify,
-    /// The highest floor of a claim that the token base was raised above.
+    /// The highest floor above which the token base was raised.
     pub(crate) raised: AtomicU64,
 }
 
@@ -135,7 +135,7 @@ impl State {
         }
     }
 
-    /// Notes that a claim holds, and when its node is deleted unless the hold is renewed: no sooner than before, unless that is
+    /// Notes that a claim holds, and when its node is deleted unless the hold is renewed: not earlier than before, unless it is
     /// to `shorten`.
     pub(crate) fn hold_until(&self, entry: &Entry, ends_at: BootInstant, shorten: bool) {
         let first = {
@@ -174,7 +174,7 @@ impl State {
 Error::not_a_lock(&self.config.store, name, why)})
     }
 
-    /// The children of a lock node, as this connection's server has them. None if the node does not exist.
+    /// The children of a lock node, as this connection's server has them. `None` if the node does not exist.
     pub(crate) async fn children(
         &self,
         connection: &Connection,
@@ -187,7 +187,8 @@ Error::not_a_lock(&self.config.store, name, why)})
         }
     }
 
-    /// The children of a lock node after everything that the servers have acknowledged so far. None if it does not exist.
+    /// The children of a lock node that includes everything that the servers have acknowledged so far. `None` if the node does
+    /// not exist.
     pub(crate) async fn fresh_children(
         &self,
         connection: &Connection,

@@ -10,14 +10,14 @@ use fencelock_core::{Token, Tokens};
 /// after a downgrade.
 const TOKEN_BITS: u32 = 5;
 
-/// How far apart the first tokens of two transactions are at least.
+/// The least distance between the first tokens of two transactions.
 pub(crate) const TOKENS_PER_TRANSACTION: u64 = 1 << TOKEN_BITS;
 
 /// The most tokens of one grant.
 pub(crate) const MAX_TOKENS: u32 = 16;
 
-/// The first token of a node that this transaction created, before the token base is added. The ids of transactions grow over all servers and elections,
-/// and the nodes of one queue hold in their order.
+/// The first token of a node that this transaction created, before the token base is added. The ids of transactions increase
+/// over all servers and elections, and the claims of one queue hold in the order of these ids.
 pub(crate) fn first_token(czxid: i64) -> Token {
     Token((czxid as u64) << TOKEN_BITS)
 }
@@ -27,7 +27,7 @@ pub(crate) fn downgraded(first: Token) -> Token {
     Token(((first.0 >> TOKEN_BITS) << TOKEN_BITS) + u64::from(MAX_TOKENS))
 }
 
-/// What a claim's node says of its claim.
+/// The data of a claim's node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ClaimData {
     pub(crate) owner: String,
@@ -35,7 +35,7 @@ pub(crate) struct ClaimData {
     pub(crate) ttl: Duration,
     pub(crate) lock_delay: Duration,
     pub(crate) count: u32,
-    /// The first token and the present one, once they differ from what the node's creation tells.
+    /// The first token and the present one, once they differ from those that follow from the node's creation.
     pub(crate) tokens: Option<(Token, Token)>,
     /// Another client asked for the lock.
     pub(crate) asked: bool,
@@ -47,9 +47,9 @@ pub(crate) struct ClaimData {
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Unreadable {
-    /// Another library wrote them.
+    /// Another library has written the data.
     Foreign,
-    /// They have this newer version of the format.
+    /// The data have this newer version of the format.
     Newer(String),
 }
 
@@ -152,7 +152,7 @@ impl ClaimData {
         Ok(data)
     }
 
-    /// The tokens of the grant, and the present token. `node`: the first one that the node's creation tells.
+    /// The tokens of the grant, and the present token. `node` is the first token that follows from the node's creation.
     pub(crate) fn tokens(&self, node: Token) -> (Tokens, Token) {
         let (first, token) = self.tokens.unwrap_or((node, node));
         let count = self.count.clamp(1, MAX_TOKENS);
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_downgrade_lies_between_a_node_and_the_next() {
+    fn the_token_of_a_downgrade_is_below_that_of_the_next_node() {
         let (this, next) = (first_token(7), first_token(8));
         assert!(
             Token(this.0 + u64::from(MAX_TOKENS) - 1) < downgraded(this) && downgraded(this) < next

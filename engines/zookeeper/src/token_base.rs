@@ -1,13 +1,13 @@
-//! The token base: what is added to the tokens that the ids of transactions make, once somebody has asked for tokens above a
-//! floor.
+//! The token base. It is added to the tokens that follow from the ids of transactions, once a claim has asked for tokens above
+//! a floor.
 //!
-//! The node `%base` has the base, and what it was before, each with the id of the transaction that set it. So the token of
-//! a claim's node follows from the transaction that created the node: every client computes the same token at any time.
-//! Without the node the base is 0.
+//! The node `%base` has the base and the earlier bases, each with the id of the transaction that set it. So the token of a
+//! claim's node follows from the transaction that created the node: every client computes the same token at any time. Without
+//! the node the base is 0.
 //!
-//! Each connection reads the node once and watches it. The server sends the notice of a change before the answer to any
-//! later request over the same connection. So if the watch has not fired when the answer comes that a claim's node was
-//! created, the history has all changes from before that.
+//! Each connection reads the node once and watches it. The server sends the notice of a change before the answer to any later
+//! request over the same connection. So if the watch has not fired when a claim's node is confirmed, the known history has all
+//! changes from before that node.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -22,14 +22,14 @@ use crate::state::State;
 use crate::stored::{self, TOKENS_PER_TRANSACTION};
 use crate::token_history::History;
 
-/// The node. No lock's node has such a name, since `%ba` encodes nothing.
+/// The name of the node. No lock's node has such a name, since `%ba` encodes nothing.
 const NODE: &str = "%base";
 
-/// How often the base may be changed by others while it is raised.
+/// How often raising the base is tried again because others have changed it.
 const ATTEMPTS: usize = 100;
 
 impl State {
-    /// The history with all changes from before the answers that this connection has received by now.
+    /// The history with all changes from before the answers that this connection has received so far.
     pub(crate) async fn bases(&self, connection: &Connection) -> Result<Arc<History>, Failure> {
         let known = connection.while_open(|| connection.bases.current());
         if let Some(history) = known.flatten() {
@@ -46,7 +46,7 @@ impl State {
         Ok(history)
     }
 
-    /// Raises the base until the token of each later claim is above this floor, unless this was done before.
+    /// Raises the base until the token of each later claim is above this floor, unless that was done before.
     pub(crate) async fn raise_tokens(
         &self,
         session: &ManagedSession,
@@ -96,7 +96,7 @@ impl State {
         Err(Failure::Unanswered(why.into()))
     }
 
-    /// The id of a transaction of this moment. Later ones have higher ids.
+    /// The id of a current transaction. Later transactions have higher ids.
     async fn latest_transaction(&self, connection: &Connection) -> Result<i64, Failure> {
         let path = format!("{}-{:x}", self.base_path(), connection.session.id);
         let options = CreateMode::EphemeralSequential.with_acls(self.config.acls());

@@ -1,5 +1,5 @@
-//! What the node of the token base says: the bases so far, each with the transaction that set it. And what one connection knows
-//! of it (see `token_base.rs`).
+//! The content of the token base's node: the bases so far, each with the transaction that set it. Also what one connection
+//! knows of it (see `token_base.rs`).
 
 use std::fmt::{self, Write};
 use std::pin::Pin;
@@ -12,7 +12,7 @@ use zookeeper_client::OneshotWatcher;
 
 use crate::stored;
 
-/// How many changes are kept. A claim that is older than all of them has recorded its token long ago.
+/// How many changes are kept. A claim that is older than all of them has recorded its token in its node long ago.
 const KEPT: usize = 64;
 
 /// The bases, each with the transaction that set it, oldest first.
@@ -53,7 +53,7 @@ impl History {
         Some(Self(history))
     }
 
-    /// What the node says when this base is set.
+    /// The node's new content when this base is set.
     pub(crate) fn write(&self, base: u64) -> String {
         let mut text = "fl1\n".to_owned();
         let skipped = self.0.len().saturating_sub(KEPT);
@@ -84,7 +84,7 @@ impl fmt::Debug for Watched {
 impl Watched {
     /// The history, if its watch has not fired.
     ///
-    /// To be called only while the connection is open.
+    /// It must only be called while the connection is open.
     pub(crate) fn current(&self) -> Option<Arc<History>> {
         let mut known = self.0.lock();
         let found = known.as_mut()?;
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_of_another_format_is_not_guessed_at() {
+    fn a_node_of_another_format_is_refused() {
         for text in [
             "",
             "fl2\nbase=1\n",

@@ -1,4 +1,4 @@
-//! Waiting: a claim watches the nodes that it waits for, and decides again when one of them is gone.
+//! Waiting: a claim watches the nodes for which it waits, and decides again when one of them is gone.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ impl State {
             let path = entry.lock_node.child(&node.name);
             let gone = wait_for_any(&connection, &known.waits_for).await;
             if !gone.map_err(failure)? {
-                // The next connection may lead to a server that lags behind.
+                // The next connection may lead to a server that lags.
                 return Ok(None);
             }
             let read = self.confirm_and_read(&connection, claim, &entry, &path);

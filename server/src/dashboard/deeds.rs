@@ -1,4 +1,4 @@
-//! Taking a lock from its holder, or asking for it: a page that asks for confirmation, and then the action.
+//! Evicting a holder, or asking it to release: a page that asks for confirmation, and then the action.
 
 use axum::extract::RawQuery;
 use axum::response::Response;

@@ -11,7 +11,7 @@ use crate::incoming::{Query, only_header, read};
 use crate::refusal::Refusal;
 use crate::replica::Replica;
 
-/// What a browser says of the page that a request came from.
+/// The header by which a browser says which site a request comes from.
 const FROM: &str = "sec-fetch-site";
 
 const FORM: &str = "application/x-www-form-urlencoded";

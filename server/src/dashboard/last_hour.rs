@@ -1,4 +1,5 @@
-//! What happened at this replica lately: grants, refusals and losses by the minute, and the last lines of the audit log.
+//! What happened at this replica in the last hour: grants, refusals and losses by the minute, and the last lines of the audit
+//! log.
 
 use axum::response::Response;
 use maud::{Markup, html};
@@ -10,7 +11,7 @@ use crate::hour::{MINUTES, Minute};
 use crate::principal::Right;
 use crate::refusal::Refusal;
 
-/// What is counted of a minute.
+/// Which number of a minute is shown.
 type Count = fn(&Minute) -> u64;
 
 /// The height of the bars, and the width of one with its gap.

@@ -33,7 +33,7 @@ async fn page(visitor: &Visitor, query: Option<&str>) -> Result<Page, Refusal> {
     Ok(Page::new(format!("Lock {name}"), "/dashboard", main).live())
 }
 
-/// What was done before this page was shown.
+/// The result of the action before this page, as a sentence.
 fn told(word: &str) -> Option<&'static str> {
     match word {
         "evicted" => Some("The lock was taken from that holder."),
@@ -85,7 +85,7 @@ fn row(name: &LockName, holder: &HolderView, may_evict: bool) -> Markup {
     }
 }
 
-/// The page that asks whether it is meant.
+/// The URL of the page that asks for confirmation.
 fn deed(name: &LockName, token: Token, how: &str) -> String {
     let name = encoded(name.as_str());
     format!("/dashboard/evict?name={name}&token={token}&how={how}")

@@ -1,4 +1,4 @@
-//! Logging in with a bearer token, which the browser then keeps as a cookie, and out again.
+//! Login with a bearer token, which the browser keeps as a cookie, and logout.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::incoming::Query;
 use crate::principal::BearerToken;
 use crate::replica::Replica;
 
-/// Where the browser goes unless it came from somewhere.
+/// The page after the login, unless the browser came from another one.
 const HOME: &str = "/dashboard";
 
 pub(super) async fn form(RawQuery(query): RawQuery) -> Response {
@@ -31,7 +31,7 @@ fn ask(status: StatusCode, wrong: Option<&str>, to: &str) -> Response {
         form action="/dashboard/login" method="post" {
             input type="hidden" name="to" value=(to);
             p {
-                // For password stores, which keep a name with each secret.
+                // For password managers, which keep a name with each secret.
                 input type="text" autocomplete="username" value="fencelock" hidden;
                 label for="token" { "Bearer token" } " "
                 input #token name="token" type="password" required autocomplete="current-password" placeholder="flk_...";
@@ -43,7 +43,7 @@ fn ask(status: StatusCode, wrong: Option<&str>, to: &str) -> Response {
     plain(status, "Log in", &main)
 }
 
-/// A page of the dashboard, whatever was asked for.
+/// The page to go to. Only a page of the dashboard is accepted.
 fn own(to: Option<&str>) -> &str {
     let inside =
         |to: &&str| *to == HOME || to.starts_with("/dashboard?") || to.starts_with("/dashboard/");

@@ -1,5 +1,5 @@
-//! The dashboard: pages for people who want to see who holds what, and may take it away. Made here, without a build step and
-//! without a request to anywhere else. See docs/service.md.
+//! The dashboard: pages for people who want to see which locks are held, and may evict a holder. The pages need no build step
+//! and load nothing from other sites. See docs/service.md.
 
 mod deeds;
 mod form;

@@ -14,25 +14,25 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use super::visitor::Visitor;
 use crate::refusal::Refusal;
 
-/// Nothing foreign, nothing inline, and no other page around it.
+/// The content policy: nothing from other sites, nothing inline, and no frames.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; \
                       form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
 
-/// The pages that are always there: path and name.
+/// The pages in the menu: path and name.
 const PAGES: [(&str, &str); 3] = [
     ("/dashboard", "Locks"),
     ("/dashboard/hour", "Last hour"),
     ("/dashboard/store", "Store"),
 ];
 
-/// The changing part of a page.
+/// The main part of a page.
 pub(super) struct Page {
     status: StatusCode,
     title: String,
-    /// The one of [`PAGES`] to which it belongs.
+    /// The entry of [`PAGES`] that is highlighted.
     of: &'static str,
     main: Markup,
-    /// The script asks for it again and again.
+    /// The script reloads this part again and again.
     live: bool,
     needs_login: bool,
 }
@@ -49,7 +49,7 @@ impl Page {
         }
     }
 
-    /// It shows what changes.
+    /// Marks the page as one whose content changes, so that the script reloads it.
     pub(super) fn live(mut self) -> Self {
         self.live = true;
         self
@@ -65,18 +65,18 @@ impl Page {
         let mut page = Self::new(problem.title.clone(), "", main);
         page.status = status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         page.needs_login = refusal.kind() == Some(Kind::Unauthorized);
-        // What a store that is away could not show comes with the store.
+        // If the store is away, the page shows its content once the store is back.
         page.live = refusal.kind() == Some(Kind::Unavailable);
         page
     }
 
-    /// The changing part alone.
+    /// The main part alone.
     fn part(self, visitor: &Visitor) -> Response {
         let text = html! { (state(visitor)) (self.main) };
         respond(self.status, &text)
     }
 
-    /// With everything around it.
+    /// The whole page.
     fn whole(self, visitor: &Visitor) -> Response {
         let live = self.live.then_some("2000");
         let text = html! {
@@ -108,14 +108,14 @@ impl Page {
 pub(super) fn answer(visitor: &Visitor, page: Result<Page, Refusal>) -> Response {
     let page = page.unwrap_or_else(|refusal| Page::refusal(&refusal));
     match visitor.part {
-        // A visitor without a name may log in.
+        // A visitor without credentials may log in.
         false if page.needs_login => to_login(&visitor.target),
         false => page.whole(visitor),
         true => page.part(visitor),
     }
 }
 
-/// A page without a visitor: there is nothing to see yet.
+/// A page for a request without a visitor.
 pub(super) fn plain(status: StatusCode, title: &str, main: &Markup) -> Response {
     let text = html! {
         (head(title))
@@ -149,7 +149,7 @@ fn who(visitor: &Visitor) -> Markup {
     }
 }
 
-/// What is wrong with the replica or its store, above everything else.
+/// What is wrong with the replica or its store. It stands at the top.
 fn state(visitor: &Visitor) -> Markup {
     let replica = &visitor.replica;
     html! {
@@ -200,7 +200,7 @@ pub(super) fn go_to(target: &str) -> Response {
     response
 }
 
-/// Sends the browser to the login, and back when that is done.
+/// Sends the browser to the login, which sends it back afterwards.
 fn to_login(back_to: &str) -> Response {
     go_to(&format!("/dashboard/login?to={}", encoded(back_to)))
 }
@@ -214,7 +214,7 @@ pub(super) fn encoded(text: &str) -> String {
     utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
 }
 
-/// A time for people; unknown is a dash.
+/// A time for people. A dash if it is unknown.
 pub(super) fn time(time: Option<Duration>) -> String {
     time.map_or_else(|| "-".to_owned(), |time| in_words(whole_seconds(time)))
 }

@@ -1,4 +1,4 @@
-//! Who looks at the dashboard: a caller, who may have logged in.
+//! A visitor of the dashboard: a caller, who may have logged in.
 
 use std::sync::Arc;
 
@@ -19,16 +19,16 @@ const NAME: &str = "fencelock";
 /// How long a browser keeps it, in seconds.
 const LIFE: u32 = 12 * 3600;
 
-/// The script asks for the changing part of a page alone.
+/// The header by which the script asks for the main part of a page alone.
 const PART: &str = "fencelock-part";
 
 /// The person who looks at a page.
 pub(super) struct Visitor {
     pub(super) caller: Caller,
-    /// With a cookie.
+    /// The token came in the cookie.
     pub(super) logged_in: bool,
     pub(super) replica: Arc<Replica>,
-    /// Only the changing part of the page is wanted.
+    /// Whether only the main part of the page is wanted.
     pub(super) part: bool,
     /// The path and query.
     pub(super) target: String,
@@ -46,7 +46,7 @@ impl FromRequestParts<Arc<Replica>> for Visitor {
         let logged_in = known.is_some();
         let caller = match known {
             Some(known) => Caller::of(known, parts, replica),
-            // By a certificate, or as anybody.
+            // Known by a certificate, or anonymous.
             None => Caller::from_request_parts(parts, replica)
                 .await
                 .map_err(Refusal::into_response)?,
@@ -79,13 +79,13 @@ fn token(headers: &HeaderMap) -> Option<BearerToken> {
     })
 }
 
-/// Gives the browser a token to keep, or takes it away.
+/// Sets the cookie with a token, or removes it.
 pub(super) fn set_cookie(response: &mut Response, token: Option<&BearerToken>, replica: &Replica) {
     let (value, life) = match token {
         Some(token) => (token.secret(), LIFE),
         None => (String::new(), 0),
     };
-    // Behind a proxy that ends TLS, the advertised URL says so.
+    // Behind a proxy that ends TLS, the advertised URL shows that it does.
     let advertised = replica.config.advertise.as_deref();
     let tls =
         replica.config.tls.is_some() || advertised.is_some_and(|url| url.starts_with("https:"));

@@ -1,4 +1,4 @@
-//! The document: the table of routes in the words of OpenAPI 3.1.
+//! The OpenAPI 3.1 document, made from the table of routes.
 
 use std::collections::BTreeMap;
 
@@ -45,7 +45,7 @@ use super::routes::{ALWAYS, Parameter, Place, ROUTES, Route};
 struct Bodies;
 
 pub(super) fn document() -> Value {
-    // Schemas of names and descriptions, which cannot fail to be JSON.
+    // This cannot fail: the schemas are names and descriptions.
     let mut document = serde_json::to_value(Bodies::openapi()).unwrap_or_default();
     document["openapi"] = json!("3.1.0");
     document["info"] = json!({
@@ -80,7 +80,7 @@ fn operation(route: &Route) -> Value {
     });
     if let Some(right) = route.right {
         operation["description"] = json!(format!("Right: {right}."));
-        // Without principals the service may know its callers as anonymous.
+        // An empty object allows anonymous callers, for a service without principals.
         operation["security"] = json!([{"bearer": []}, {"certificate": []}, {}]);
     }
     if !route.parameters.is_empty() {
@@ -106,7 +106,7 @@ fn parameter(parameter: &Parameter) -> Value {
         },
         "required": parameter.required,
         "description": parameter.what,
-        // Each is JSON.
+        // Every schema in the table is JSON.
         "schema": serde_json::from_str::<Value>(parameter.schema).unwrap_or_default(),
     })
 }

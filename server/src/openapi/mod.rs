@@ -1,5 +1,5 @@
-//! What the service says of itself: the OpenAPI document (`GET /v1/openapi.json`), made from the bodies of the crate
-//! fencelock-wire and the table of routes, and a page that shows it (`GET /docs`).
+//! The description of the API: the OpenAPI document (`GET /v1/openapi.json`), made from the bodies of the crate fencelock-wire
+//! and the table of routes, and a page that shows it (`GET /docs`).
 
 mod document;
 mod page;

@@ -1,4 +1,4 @@
-//! The document as a page to read: one part for each route, then one for each body.
+//! The document as a page for people: one section for each route, then one for each body.
 
 use std::fmt::Write;
 
@@ -99,7 +99,7 @@ fn body(page: &mut String, name: &str, schema: &Value) {
     page.push_str("</table>");
 }
 
-/// The type of a member as people say it.
+/// The type of a member in words.
 fn kind(schema: &Value) -> String {
     match &schema["type"] {
         Value::String(kind) => kind.clone(),
@@ -111,7 +111,7 @@ fn kind(schema: &Value) -> String {
     }
 }
 
-/// A link to the body that a schema refers to, alone, in a list or beside null.
+/// A link to the body that a schema refers to: directly, as a list, or as an alternative to null.
 fn link(schema: &Value) -> Option<String> {
     let name = schema["$ref"]
         .as_str()
@@ -140,7 +140,7 @@ fn escaped(text: &str) -> String {
     text.replace('>', "&gt;").replace('"', "&quot;")
 }
 
-/// A string takes whatever is written.
+/// Writing to a `String` cannot fail.
 fn push(page: &mut String, text: std::fmt::Arguments<'_>) {
     let _ = page.write_fmt(text);
 }

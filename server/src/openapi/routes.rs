@@ -1,4 +1,4 @@
-//! Every route: what it does, who may ask, what it takes and what it answers.
+//! Every route: what it does, who may call it, its parameters and its answers.
 
 use fencelock_wire::{Kind, LINES};
 
@@ -8,13 +8,13 @@ pub(super) struct Route {
     pub(super) path: &'static str,
     /// One sentence.
     pub(super) summary: &'static str,
-    /// The right that the caller needs; none for those that anybody may ask.
+    /// The right that the caller needs; `None` if every caller may use the route.
     pub(super) right: Option<&'static str>,
     pub(super) parameters: &'static [Parameter],
     /// The schema of the body.
     pub(super) body: Option<&'static str>,
     pub(super) answers: &'static [Answer],
-    /// Beside those that each route may answer.
+    /// The problems of this route, besides those of every route.
     pub(super) problems: &'static [Kind],
 }
 
@@ -35,12 +35,12 @@ pub(super) enum Place {
     Header,
 }
 
-/// A good answer.
+/// A successful answer.
 pub(super) struct Answer {
     pub(super) status: u16,
     pub(super) what: &'static str,
     pub(super) media: &'static str,
-    /// The schema, if it is JSON, or that of a line.
+    /// The schema of a JSON answer, or of one line of an answer in lines.
     pub(super) schema: Option<&'static str>,
 }
 
@@ -101,7 +101,7 @@ const NAME: Parameter = Parameter {
     )
 };
 
-/// Problems of every route that asks the store for a caller.
+/// Problems of every route that calls the store for a caller.
 const STORE: [Kind; 5] = [
     Kind::Unauthorized,
     Kind::NotALock,

@@ -18,25 +18,25 @@ from ._errors import FencelockError, LockHeld, LockLost, LockTimeout, Unavailabl
 from ._http import Answer, NoAnswer, now
 from ._service import Claim, Pauses, Service, Terms, ids_begin, refusal
 
-#: How long `try_lock` asks again where nothing answers.
+#: How long `try_lock` tries again while no replica answers.
 TRY_S = 5.0
-#: Beyond the wait that a request asked for, its answer may take so long.
+#: How much longer than the requested wait an answer may take.
 GRACE_S = 0.5
-#: The way back of an answer that comes when the caller's time is over.
+#: How long an answer needs to travel back. A request must not wait to the very end of the caller's time.
 WAY_BACK_S = 0.05
-#: The shortest time from one poll to the next.
+#: The shortest time from the start of one poll to the next.
 LEAST_POLL_S = 0.01
-#: A grant must be valid for so long to be handed out.
+#: The shortest validity with which a grant is handed out.
 LEAST_VALID_S = 0.01
 MOST_LATE_GRANTS = 5
-#: How long `release` waits for its confirmation before it leaves the rest to the background.
+#: How long `release` waits for a confirmation before it continues in the background.
 FOREGROUND_S = 5.0
 
 TOO_LATE = "its lease ended before a renewal was confirmed"
 
 
 def valid_until(sent: float, lease_ms: int) -> float:
-    """The end of what may be believed of a lease that counts from `sent`: less 1 % for drifting clocks, and 2 ms."""
+    """Until when a lease that counts from `sent` may be believed: 1 % and 2 ms less than the lease, because clocks drift."""
     lease = lease_ms / 1000
     return sent + lease - (lease / 100 + 0.002)
 
@@ -52,7 +52,7 @@ class AsyncLock:
         #: The grant as a text, for `fencelock check`.
         self.sequencer: str = answer.body["sequencer"]
         self.mode: str = answer.body["mode"]
-        #: Somebody asked for the lock. It is yours until you release it.
+        #: Whether another client has asked for the lock. It is yours until you release it.
         self.release_requested: bool = answer.body["release_requested"]
         self._claim = claim
         self._sent = sent
@@ -81,7 +81,7 @@ class AsyncLock:
             raise self._loss or LockLost(f"lock {self.name} " + ("was released" if self._released else f"was lost: {TOO_LATE}"))
 
     async def wait_lost(self) -> LockLost:
-        """Returns when the lock is lost: before anybody else can be granted it. Never, if it is released."""
+        """Returns when the lock is lost, before another client can get it. Never returns if the lock is released."""
         if self._loss is None:
             lost = asyncio.Event()
             self._when_lost(lost.set)
@@ -107,9 +107,9 @@ class AsyncLock:
         return left.result()
 
     async def detach(self) -> Dict[str, Any]:
-        """Renews the lock a last time, and returns it as data that can be written as JSON, for another process to go on
-        with (`AsyncClient.attach`). From then on it is not held here, and nobody renews it until it is attached. The lock
-        must have been taken with `detachable=True`. The data has a secret: who has it may renew and release the lock."""
+        """Renews the lock a last time, and returns it as data that can be written as JSON, for another process to continue
+        with (`AsyncClient.attach`). From then on it is not held here, and not renewed until it is attached. The lock
+        must have been taken with `detachable=True`. The data has a secret: anybody who has it may renew and release the lock."""
         claim = self._claim
         if not claim.terms.detachable:
             raise FencelockError(f"lock {self.name} was not taken with detachable=True")
@@ -139,8 +139,8 @@ class AsyncLock:
         return {**terms, "claim": claim.id, "token": self.token, "key": claim.key, "sequencer": self.sequencer}
 
     async def _leave(self) -> None:
-        """Releases; what cannot be confirmed goes on in the background. After a loss nothing is waited for: who has lost the
-        lock must know it at once."""
+        """Releases the lock. What cannot be confirmed continues in the background. After a loss it does not wait: the caller
+        must learn of the loss at once."""
         if self._detached:
             return
         if not self._released and not self.is_valid():
@@ -156,7 +156,7 @@ class AsyncLock:
         self._at_end.append(lambda: then() if self._loss else None)
 
     def _end(self) -> None:
-        """Neither renewed nor believed from now on."""
+        """Ends renewals, and belief in the lock."""
         if self._timer:
             self._timer.cancel()
         self._renewals.cancel()
@@ -171,7 +171,7 @@ class AsyncLock:
             self._claim.leave("abandon")
 
     def _arm(self) -> None:
-        """A timer of its own declares the loss, whatever renewals are doing."""
+        """Sets the timer that declares the loss. It does not depend on renewals."""
         if self._timer:
             self._timer.cancel()
         left = self._until - now()
@@ -203,7 +203,7 @@ class AsyncLock:
                     self._until = max(self._until, valid_until(sent, answer.body["lease_ms_since_sent"]))
                     self._arm()
             except NoAnswer:
-                pass  # another replica is asked next
+                pass  # the next attempt uses another replica
             left = self._until - now()
             if confirmed:
                 due = self._sent + (self._until - self._sent) / 3
@@ -244,7 +244,7 @@ class _Acquire:
         valid = lock.is_valid()
         cancelled = self._cancelled
         if cancelled and sys.version_info >= (3, 11):
-            # Another cancellation beside ours must go on.
+            # Another cancellation besides ours must continue.
             cancelled = self._task.uncancel() == 0
         released = lock._released
         await lock._leave()
@@ -254,7 +254,7 @@ class _Acquire:
 
 
 def _terms(detached: Dict[str, Any]) -> Terms:
-    """What was wanted of a lock that was detached. No error repeats what is in it: it has a secret."""
+    """The terms of a detached lock. No error shows its contents, because it has a secret."""
     try:
         if not str(detached["claim"]).startswith(ids_begin(detached["key"])):
             raise ValueError
@@ -273,11 +273,11 @@ def _terms(detached: Dict[str, Any]) -> Terms:
 
 
 class AsyncClient:
-    """A client of the lock service in one event loop. Nothing is sent before it is needed.
+    """A client of the lock service in one event loop. It connects when it is first used.
 
-    `urls` are the replicas; any of them will do. `tls` is for an authority of your own, or a client's certificate. `owner` says
-    who claims, for people who look at the lock; the host and the process id by default. `same_store`: "url" if replicas must have
-    been started with the same URL of their store, "vouched" if they reach it by different URLs, and you vouch that it is one."""
+    `urls` are the replicas of one service. `tls` is for your own certificate authority, or a client certificate. `owner` is shown
+    to people who look at the lock; by default it is the host and the process id. `same_store`: with "url" all replicas must have
+    been started with the same store URL; with "vouched" you confirm that their different URLs are those of one store."""
 
     def __init__(
         self,
@@ -306,12 +306,12 @@ class AsyncClient:
         label: Optional[str] = None,
         detachable: bool = False,
     ) -> _Acquire:
-        """Waits in the queue until the lock is held, for `timeout` at most; without end by default. 0 is as `try_lock`.
+        """Waits in the queue until the lock is held, at most for `timeout`; by default forever. 0 is like `try_lock`.
 
-        `ttl` is the lease, which is renewed while the lock is held; by default as long as the service says: 30 s, or its longest
-        if that is shorter. `mode` is exclusive, shared, or permit, then with
-        `permit_count`: how many may hold it together. The store keeps the lock for `lock_delay` longer when its holder
-        vanished. `label` is a note for people. `detachable`: another process is to go on with it; see `AsyncLock.detach`."""
+        `ttl` is the lease, which is renewed while the lock is held; by default that of the service: 30 s, or its longest if that
+        is shorter. `mode` is exclusive, shared, or permit. With permit, `permit_count` is how many may hold the lock together.
+        The store keeps the lock for `lock_delay` longer if its holder vanished. `label` is a note for people. `detachable`:
+        another process will continue with the lock; see `AsyncLock.detach`."""
         terms = Terms(name, mode, permit_count, ttl, lock_delay, self._owner, label, detachable)
         patience = float("inf") if timeout is None else timeout
         return _Acquire(lambda: self._acquire(terms, patience > 0, now() + (patience if patience > 0 else TRY_S)))
@@ -326,14 +326,14 @@ class AsyncClient:
         lock_delay: float = 0.0,
         label: Optional[str] = None,
     ) -> _Acquire:
-        """Takes the lock if it is free, else raises LockHeld. The options are those of `lock`."""
+        """Takes the lock if it is free; otherwise raises LockHeld. The options are those of `lock`."""
         return self.lock(
             name, ttl=ttl, timeout=0, mode=mode, permit_count=permit_count, lock_delay=lock_delay, label=label
         )
 
     async def attach(self, detached: Dict[str, Any], *, timeout: float = TRY_S) -> AsyncLock:
-        """Goes on with a lock that another process detached, or that `fencelock take` took. It is renewed first, and only
-        that answer is believed: LockLost if the lock is held no more, Unavailable if nothing answers in time."""
+        """Continues with a lock that another process detached, or that `fencelock take` took. It renews the lock first.
+        Raises LockLost if the lock is no longer held, Unavailable if no replica answers in time."""
         if self._closed:
             raise FencelockError("the client was closed")
         terms, token = _terms(detached), int(detached["token"])
@@ -370,7 +370,7 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Ends all waiting, releases what is held, and waits until releases are confirmed."""
+        """Cancels waiting requests, releases all locks, and waits until the releases are confirmed."""
         self._closed = True
         for take in self._takes:
             take.cancel()
@@ -426,10 +426,10 @@ class AsyncClient:
                 except NoAnswer as error:
                     failures += 1
                     self._service.check_end(deadline, failures)
-                    # A poll that the end of the patience cut short says nothing about the service.
+                    # If the caller's time cut a poll short, that says nothing about the service.
                     if now() < deadline:
                         heard = Unavailable(f"lock {terms.name}: {error}")
-                    # A claim that is bound to a replica ends with it: begin anew elsewhere.
+                    # A claim that belongs to a replica ends with it: claim anew at another one.
                     if claim.bound and failures > 1:
                         leave()
                         claim = await self._service.claim(terms, deadline)
@@ -456,7 +456,7 @@ class AsyncClient:
                     heard = LockTimeout(f"lock {terms.name} did not come in time")
                     if stalled := answer.body.get("stalled"):
                         heard = Unavailable(f"lock {terms.name}: the store grants nothing at this time: {stalled}")
-                    # A replica that is about to end answers at once; do not ask it in a busy loop.
+                    # A replica that is about to end answers at once. The pause avoids a busy loop.
                     await asyncio.sleep(max(sent + LEAST_POLL_S - now(), 0.0))
                 elif answer.problem == "held":
                     claim.placed = False

@@ -1,4 +1,4 @@
-"""What can go wrong, by what a program does about it."""
+"""The errors, by what a program does about them."""
 
 
 class FencelockError(Exception):
@@ -6,15 +6,15 @@ class FencelockError(Exception):
 
 
 class LockHeld(FencelockError):
-    """Others hold the lock, and the request was not to wait."""
+    """Others hold the lock, and the request did not want to wait."""
 
 
 class LockTimeout(FencelockError, TimeoutError):
-    """The lock did not come in the time that the caller had."""
+    """The lock was not granted within the caller's timeout."""
 
 
 class Unavailable(FencelockError):
-    """No replica answered, or the store behind them did not, in the time that the caller had."""
+    """No replica answered, or the store behind them did not, within the caller's timeout."""
 
 
 class ConfigError(FencelockError):
@@ -22,11 +22,11 @@ class ConfigError(FencelockError):
 
 
 class LockLost(FencelockError):
-    """The hold may no longer be trusted. Stop; what was not finished under this token is refused by the resource."""
+    """The lock is lost. Stop: the resource refuses further work with this token."""
 
 
 class Refused(FencelockError):
-    """The service refuses the request: a bad name, no right, something that the store does not offer."""
+    """The service refuses the request: a bad name, no right, or something that the store does not support."""
 
     def __init__(self, message: str, status: int, problem: str) -> None:
         super().__init__(message)

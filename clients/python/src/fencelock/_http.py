@@ -15,13 +15,13 @@ from typing import Any, Dict, List, Optional, Tuple
 from urllib.parse import SplitResult, urlsplit
 
 CONNECT_S = 1.0
-#: The service closes an idle connection after a minute; this side does it before.
+#: The service closes an idle connection after a minute. This side closes it earlier.
 IDLE_S = 30.0
 LARGEST_ANSWER = 1 << 20
 
 
 def now() -> float:
-    """The monotonic clock, which goes on while the machine is suspended (on Linux), in seconds."""
+    """The monotonic clock in seconds. On Linux it also counts while the machine is suspended."""
     return time.clock_gettime(_CLOCK)
 
 
@@ -29,7 +29,7 @@ _CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class NoAnswer(Exception):
-    """No answer came. The request may take effect all the same."""
+    """No answer came. The request may take effect nevertheless."""
 
 
 @dataclass
@@ -68,7 +68,7 @@ def _is_loopback(host: str) -> bool:
 
 
 class _Connection(asyncio.Protocol):
-    """The bytes that came, and whether the connection has ended."""
+    """The bytes that have arrived, and whether the connection has ended."""
 
     def __init__(self) -> None:
         self.transport: Optional[asyncio.Transport] = None
@@ -124,7 +124,7 @@ class _Connection(asyncio.Protocol):
         return self._take(len(self.came))
 
     def is_usable(self) -> bool:
-        # Bytes that nobody asked for: the answer to a request that was given up.
+        # Unread bytes are the answer to a request that was given up.
         return not self.ended and not self.came and now() - self.idle_since < IDLE_S
 
 
@@ -210,7 +210,7 @@ def _end(connection: _Connection) -> None:
 async def _read(connection: _Connection) -> Tuple[Answer, bool]:
     """The answer, and whether the connection can be used again."""
     status = 100
-    while status < 200:  # others than the last are announcements
+    while status < 200:  # informational answers (1xx) come before the final one
         line, _, block = (await connection.until(b"\r\n\r\n")).partition(b"\r\n")
         version, status = line[:8], int(line[9:12])
         headers = http.client.parse_headers(io.BytesIO(block))

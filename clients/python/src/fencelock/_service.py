@@ -1,4 +1,4 @@
-"""The replicas, what the store behind them promises, and one claim as the service knows it."""
+"""The replicas, the store behind them, and a claim at the service."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ._errors import ConfigError, FencelockError, Refused, Unavailable
 from ._http import Answer, Http, NoAnswer, now, replica_url
 
 RESPONSE_S = 2.0
-#: The service's lease for requests that name none, unless its longest is shorter.
+#: The service's default lease, unless its longest one is shorter.
 DEFAULT_TTL_S = 30.0
-#: All replicas have so long to say their store, however short the caller's time is.
+#: The least time that replicas have to describe their store, even if the caller's timeout is shorter.
 LEAST_OPEN_S = 0.5
-#: How often a URL is asked for its store before an answer from there counts as none: behind a balancer, others may say theirs.
+#: How often a URL is asked for the store of one replica. Behind a load balancer other replicas may answer.
 TRIES = 4
-#: How many replicas are remembered. More come by only if they restart.
+#: How many replicas are remembered. There are only more if replicas restart.
 MOST_KNOWN = 256
-#: What makes a store another one, and what replicas of one store must say alike beside that.
+#: The members that identify a store, and others in which the replicas of one store must agree.
 SAME = ("engine", "store")
 ALIKE = ("binding", "claim_window_ms", "min_ttl_ms", "max_ttl_ms", "shared", "permits", "lock_delay")
 
@@ -51,7 +51,7 @@ def _store(body: Dict[str, Any]) -> Store:
 
 @dataclass(frozen=True)
 class Replica:
-    """Where to send a request. On a store that is bound to replicas, `id` names the one that is meant."""
+    """Where to send a request. On a store whose claims belong to replicas, `id` names the replica."""
 
     url: SplitResult
     id: Optional[str] = None
@@ -59,17 +59,17 @@ class Replica:
 
 @dataclass(frozen=True)
 class Terms:
-    """What is wanted of a lock."""
+    """What a client asks for."""
 
     name: str
     mode: str
     permit_count: Optional[int]
-    #: The service's default if it is None.
+    #: None: the service's default.
     ttl: Optional[float]
     lock_delay: float
     owner: str
     label: Optional[str]
-    #: Whether another process is to go on with the hold: its claim has a key of its own then.
+    #: Whether another process will continue with the hold. Then its claim has a key of its own.
     detachable: bool = False
 
     def wire(self) -> Dict[str, Any]:
@@ -86,7 +86,7 @@ class Terms:
 
 
 def is_transient(answer: Answer) -> bool:
-    """Whether the answer does not count: the request may have taken effect, and another replica may know better."""
+    """Whether the answer is not final: the request may have taken effect, or another replica may serve it."""
     understood = answer.status < 300 and answer.body
     return answer.problem in ("unavailable", "draining") or (not understood and not answer.problem)
 
@@ -96,7 +96,7 @@ def refusal(answer: Answer) -> Refused:
 
 
 class Pauses:
-    """Pauses between tries: none before the first, then more and more, up to a second."""
+    """Pauses between attempts: none before the first, then longer and longer, up to a second."""
 
     def __init__(self) -> None:
         self._tries = 0
@@ -112,7 +112,7 @@ class Pauses:
 
 
 def ids_begin(key: str) -> str:
-    """How the ids of a key's claims begin."""
+    """The first digits of the ids of a key's claims."""
     return hashlib.sha256(key.encode()).hexdigest()[:20]
 
 
@@ -121,7 +121,7 @@ MOST_ELSEWHERE = 8
 
 
 class Service:
-    """The service: a list of replicas, any of which will do, since all serve one store."""
+    """The service: a list of replicas of one store."""
 
     def __init__(self, urls: List[str], token: Optional[str], tls: Optional[ssl.SSLContext], same_store: str) -> None:
         if not urls:
@@ -130,22 +130,22 @@ class Service:
             raise ValueError(f"same_store is url or vouched, not {same_store!r}")
         self._token = token
         self._urls = [replica_url(url, token) for url in urls]
-        # So that the clients of a program that runs many times do not all begin with the same replica.
+        # Chosen at random, so that not all processes begin with the same replica.
         self._current = random.randrange(len(urls))
         self.http = Http(token, tls)
         self.key = secrets.token_urlsafe(32)
         self._ids_begin = ids_begin(self.key)
         self._count = 0
         self._same = SAME if same_store == "url" else SAME[:1]
-        #: Where a replica first said what it serves, and what it said. All others are compared with that.
+        #: The URL that was first asked, and the store that its replica described. Other replicas are compared with that.
         self._first: Optional[Tuple[SplitResult, Dict[str, Any]]] = None
-        #: The URLs that need not be asked again before they are used.
+        #: The URLs that need no check before they are used.
         self._usable: Set[SplitResult] = set()
-        #: The ids of replicas that were asked, in order of their coming, and why one is not believed; "" if it serves this store.
+        #: The ids of the replicas that were checked, oldest first, and why one is refused; "" if it serves this store.
         self._asked: Dict[str, str] = {}
-        #: The URLs that last said another store, how often in a row, and why they are not used.
+        #: The URLs whose last answer was about another store, how often in a row, and why they are not used.
         self._elsewhere: Dict[SplitResult, Tuple[int, str]] = {}
-        #: What still runs when nobody waits for it: releases.
+        #: Releases that continue in the background.
         self.background: Set[asyncio.Task[Any]] = set()
 
     def any(self) -> SplitResult:
@@ -153,7 +153,7 @@ class Service:
         return self._urls[self._current]
 
     def other(self, than: SplitResult) -> None:
-        """From now on another replica than this one, unless somebody else has moved on already."""
+        """Changes to another replica than this one, unless that was done already."""
         if self.any() is than:
             self._current = (self._current + 1) % len(self._urls)
 
@@ -169,13 +169,13 @@ class Service:
         def done(task: asyncio.Task[Any]) -> None:
             self.background.discard(task)
             if not task.cancelled():
-                task.exception()  # who waits has it; nobody else needs it
+                task.exception()  # a caller that waits gets it as well
 
         task.add_done_callback(done)
         return task
 
     async def claim(self, terms: Terms, deadline: float, named: Optional[Replica] = None) -> Claim:
-        """A new claim, at any replica; where the store is bound to replicas, at the one named or at one that answers now."""
+        """A new claim, at any replica. If claims belong to replicas: at the named one, or at one that answers now."""
         if self._first and (named or not _store(self._first[1]).is_bound):
             return Claim(self, terms, _store(self._first[1]), named)
         pauses, failures = Pauses(), 0
@@ -183,7 +183,7 @@ class Service:
             url = self.any()
             try:
                 if not self._first:
-                    # A replica that hangs leaves time for the lock.
+                    # The limit leaves time for the lock if a replica hangs.
                     url, body = await self._open(min(RESPONSE_S, max((deadline - now()) / 2, LEAST_OPEN_S)))
                 else:
                     body = await self._ask(url, RESPONSE_S)
@@ -221,7 +221,7 @@ class Service:
         return (self.any(), said[self.any()]) if self.any() in said else first
 
     async def _said(self, url: SplitResult, timeout: float) -> Dict[str, Any]:
-        """What the replica at `url` says of its store."""
+        """The store as the replica at `url` describes it."""
         answer = await self.send(Replica(url), "GET", "/v1/store", None, timeout)
         if is_transient(answer):
             raise NoAnswer(answer.detail)
@@ -252,7 +252,7 @@ class Service:
             del self._asked[next(iter(self._asked))]
 
     async def _ask(self, url: SplitResult, timeout: float) -> Dict[str, Any]:
-        """Asks the replica at `url` for its store. NoAnswer if it does not say, or serves another one."""
+        """Asks the replica at `url` for its store. NoAnswer if there is no answer, or it serves another store."""
         times, _ = self._elsewhere.pop(url, (0, ""))
         body = await self._said(url, timeout)
         assert self._first
@@ -264,30 +264,30 @@ class Service:
         return body
 
     def check_end(self, deadline: float, failures: int) -> None:
-        """ConfigError if a call has no end, and all replicas say again and again that they serve another store. What they said
-        to earlier calls counts only once this one has failed at each of them: one may have been mended since."""
+        """ConfigError if a call has no timeout, and all replicas say again and again that they serve another store. Answers to
+        earlier calls only count after this call has failed at every replica: one may have been corrected since."""
         said = [self._elsewhere.get(url, (0, "")) for url in self._urls]
         if deadline == float("inf") and failures >= len(said) and all(times >= MOST_ELSEWHERE for times, _ in said):
             raise ConfigError(said[0][1])
 
     async def check_url(self, url: SplitResult, timeout: float) -> None:
-        """A URL whose replica did not say yet that it serves this store is asked before it is used."""
+        """Checks a URL, before it is used, that has not yet described this store."""
         if url not in self._usable:
             await self._ask(url, timeout)
 
     async def check(self, answer: Answer, url: SplitResult, until: float) -> None:
-        """NoAnswer if an answer does not count, since its replica serves another store. One that was not asked yet is asked now,
-        over the same URL: it may have been started with another store."""
+        """NoAnswer if an answer does not count, because its replica serves another store. A replica that was not checked yet is
+        checked now, over the same URL."""
         if not answer.replica:
             if answer.status < 300:
                 raise NoAnswer(f"{url.netloc}: the answer does not say which replica it is from")
-            return  # no replica answers so, but a balancer may, for one that is down
+            return  # from a load balancer: a replica always gives its id
         why = f"{url.netloc}: replica {answer.replica} does not say which store it serves"
         for _ in range(TRIES):
             if answer.replica in self._asked:
                 break
             try:
-                # Behind a balancer, another one may say its own, which tells nothing of this one.
+                # Behind a load balancer another replica may answer, which proves nothing about this one.
                 await self._ask(url, until - now())
             except NoAnswer as error:
                 why = str(error)
@@ -295,7 +295,7 @@ class Service:
             raise NoAnswer(why)
 
     def replica(self, body: Dict[str, Any], url: SplitResult) -> Replica:
-        """The replica that an answer names; at `url`, if it names no other."""
+        """The replica that an answer names; at `url` if it names no other URL."""
         advertised = body.get("advertise")
         return Replica(replica_url(advertised, self._token) if advertised else url, body["replica"])
 
@@ -322,7 +322,7 @@ class Claim:
         self.terms = terms
         self.store = store
         self.bound = bound
-        #: Whether a request had no answer, so that it may take effect late.
+        #: Whether a request without an answer may take effect later.
         self.unsure = False
         #: Whether the store may have something of it.
         self.placed = False
@@ -330,7 +330,7 @@ class Claim:
 
     @property
     def ttl(self) -> float:
-        """The lease. What is not asked for is as the service will have it; what is believed counts from its answers alone."""
+        """The lease, with the service's default if none was asked for. Only answers of the service say how long to believe."""
         if self.terms.ttl is not None:
             return self.terms.ttl
         return max(min(DEFAULT_TTL_S, self.store.max_ttl - self.terms.lock_delay), self.store.min_ttl)
@@ -342,7 +342,7 @@ class Claim:
         return self.service.replica(answer.body, self.bound.url)
 
     async def _send(self, method: str, path: str, body: Dict[str, Any], timeout: float) -> Answer:
-        """Sends one request. An answer that does not count is a NoAnswer, too."""
+        """Sends one request. An answer that is not final is a NoAnswer, too."""
         replica, until = self.bound or Replica(self.service.any()), now() + timeout
         try:
             if not self.bound:
@@ -353,7 +353,7 @@ class Claim:
             await self.service.check(answer, replica.url, until)
             if answer.closing and not self.bound:
                 self.service.other(replica.url)
-            # Between proxies that mix up answers, at least no other claim's grant is believed.
+            # A proxy may mix up answers: never believe in the grant of another claim.
             if answer.body.get("claim", self.id) != self.id:
                 raise NoAnswer("an answer about another claim")
             return answer
@@ -378,8 +378,8 @@ class Claim:
         return await self._send_unsure("POST", "/renew", {**self.terms.wire(), "token": token}, timeout)
 
     def leave(self, how: str, valid: bool = False) -> asyncio.Task[str]:
-        """Ends the claim in the background: until the service has confirmed it, or for ttl and lock-delay, at one replica
-        after the other. Nothing may be believed any more when this is called."""
+        """Ends the claim in the background, at one replica after the other, until the service has confirmed it, or for ttl and
+        lock-delay. The caller must no longer believe in the claim."""
         if self._left is None:
             self._left = self.service.run(self._insist(how, valid))
             self.service.run(self._once_more(how, self._left))
@@ -400,10 +400,10 @@ class Claim:
             try:
                 answer = await self._release(how)
                 if answer.status == 200:
-                    # An earlier try may have been the one that released, though its answer was lost.
+                    # An earlier attempt may have released the lock, and its answer was lost.
                     return "released" if valid and again else str(answer.body["released"])
                 if answer.status in (410, 421):
-                    # The replica to which the claim was bound is gone, and the claim with it.
+                    # The replica to which the claim belonged is gone, and so is the claim.
                     return "not-owner"
                 error = refusal(answer)
             except NoAnswer as cause:
@@ -415,7 +415,7 @@ class Claim:
             await asyncio.sleep(pause)
 
     async def _once_more(self, how: str, left: asyncio.Task[str]) -> None:
-        """What had no answer may have taken effect after the release."""
+        """Releases again, because a request without an answer may take effect after the release."""
         await asyncio.wait({left})
         if not self.unsure:
             return

@@ -1,4 +1,4 @@
-"""The client for threads: the client for asyncio, in a thread of its own, which also renews and tells of losses."""
+"""The client for threads: the client for asyncio, in a thread of its own, which also renews locks and reports losses."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Lock:
         #: The grant as a text, for `fencelock check`.
         self.sequencer = lock.sequencer
         self.mode = lock.mode
-        #: Is set when the lock is lost: before anybody else can be granted it.
+        #: Set when the lock is lost, before another client can get it.
         self.lost = lost
 
     @property
     def release_requested(self) -> bool:
-        """Somebody asked for the lock. It is yours until you release it."""
+        """Whether another client has asked for the lock. It is yours until you release it."""
         return self._lock.release_requested
 
     def is_valid(self) -> bool:
@@ -54,9 +54,9 @@ class Lock:
         return self._client._run(self._lock.release())
 
     def detach(self) -> Dict[str, Any]:
-        """Renews the lock a last time, and returns it as data that can be written as JSON, for another process to go on
-        with (`Client.attach`). From then on it is not held here, and nobody renews it until it is attached. The lock must
-        have been taken with `detachable=True`. The data has a secret: who has it may renew and release the lock."""
+        """Renews the lock a last time, and returns it as data that can be written as JSON, for another process to continue
+        with (`Client.attach`). From then on it is not held here, and not renewed until it is attached. The lock must
+        have been taken with `detachable=True`. The data has a secret: anybody who has it may renew and release the lock."""
         return self._client._run(self._lock.detach())
 
     def __enter__(self) -> Lock:
@@ -70,12 +70,12 @@ class Lock:
 
 
 class Client:
-    """A client of the lock service for threads. Nothing is sent before it is needed. A process that forks needs one of its
-    own in each child.
+    """A client of the lock service for threads. It connects when it is first used. After a fork, each child process needs a
+    client of its own.
 
-    `urls` are the replicas; any of them will do. `tls` is for an authority of your own, or a client's certificate. `owner` says
-    who claims, for people who look at the lock; the host and the process id by default. `same_store`: "url" if replicas must have
-    been started with the same URL of their store, "vouched" if they reach it by different URLs, and you vouch that it is one."""
+    `urls` are the replicas of one service. `tls` is for your own certificate authority, or a client certificate. `owner` is shown
+    to people who look at the lock; by default it is the host and the process id. `same_store`: with "url" all replicas must have
+    been started with the same store URL; with "vouched" you confirm that their different URLs are those of one store."""
 
     def __init__(
         self,
@@ -103,13 +103,13 @@ class Client:
         label: Optional[str] = None,
         detachable: bool = False,
     ) -> Lock:
-        """Waits in the queue until the lock is held, for `timeout` at most; without end by default. 0 is as `try_lock`. An
+        """Waits in the queue until the lock is held, at most for `timeout`; by default forever. 0 is like `try_lock`. An
         exception in the waiting thread, such as KeyboardInterrupt, gives up the place.
 
-        `ttl` is the lease, which is renewed while the lock is held; by default as long as the service says: 30 s, or its longest
-        if that is shorter. `mode` is exclusive, shared, or permit, then with
-        `permit_count`: how many may hold it together. The store keeps the lock for `lock_delay` longer when its holder
-        vanished. `label` is a note for people. `detachable`: another process is to go on with it; see `Lock.detach`."""
+        `ttl` is the lease, which is renewed while the lock is held; by default that of the service: 30 s, or its longest if that
+        is shorter. `mode` is exclusive, shared, or permit. With permit, `permit_count` is how many may hold the lock together.
+        The store keeps the lock for `lock_delay` longer if its holder vanished. `label` is a note for people. `detachable`:
+        another process will continue with the lock; see `Lock.detach`."""
 
         async def take() -> Lock:
             lock = await self._client.lock(
@@ -138,14 +138,14 @@ class Client:
         lock_delay: float = 0.0,
         label: Optional[str] = None,
     ) -> Lock:
-        """Takes the lock if it is free, else raises LockHeld. The options are those of `lock`."""
+        """Takes the lock if it is free; otherwise raises LockHeld. The options are those of `lock`."""
         return self.lock(
             name, ttl=ttl, timeout=0, mode=mode, permit_count=permit_count, lock_delay=lock_delay, label=label
         )
 
     def attach(self, detached: Dict[str, Any], *, timeout: float = 5.0) -> Lock:
-        """Goes on with a lock that another process detached, or that `fencelock take` took. It is renewed first, and only
-        that answer is believed: LockLost if the lock is held no more, Unavailable if nothing answers in time."""
+        """Continues with a lock that another process detached, or that `fencelock take` took. It renews the lock first.
+        Raises LockLost if the lock is no longer held, Unavailable if no replica answers in time."""
 
         async def attach() -> Lock:
             lock = await self._client.attach(detached, timeout=timeout)
@@ -162,7 +162,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Ends all waiting, releases what is held, and waits until releases are confirmed."""
+        """Cancels waiting requests, releases all locks, and waits until the releases are confirmed."""
         if self._loop.is_closed():
             return
         self._run(self._client.close())
@@ -171,8 +171,8 @@ class Client:
         self._loop.close()
 
     def _run(self, work: Coroutine[Any, Any, T], undo: Optional[Callable[[T], Any]] = None) -> T:
-        """Runs `work` in the thread of the loop. If the wait for it is interrupted, it is cancelled; if it is done already,
-        its result is undone."""
+        """Runs `work` in the thread of the loop. If the wait for it is interrupted, it is cancelled, or its result is undone if
+        it is done already."""
         if self._loop.is_closed():
             work.close()
             raise FencelockError("the client was closed")

@@ -1,4 +1,4 @@
-//! A change of the map, its stores, and how its steps are made.
+//! A change of the map: its stores, and the settings of its steps.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -11,7 +11,7 @@ use crate::migration::records::Records;
 use crate::phase::Phase;
 use crate::shard::Shard;
 
-/// What prepares a migration and makes its steps; from [`Migrate::migration`](crate::Migrate::migration).
+/// Prepares a migration and makes its steps. Made by [`Migrate::migration`](crate::Migrate::migration).
 #[derive(Debug)]
 pub struct Migration {
     pub(crate) set: String,
@@ -20,13 +20,13 @@ pub struct Migration {
     pub(crate) stores: Vec<Shard>,
 }
 
-/// What became of a call.
+/// The result of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Stepped {
-    /// The set is in this phase now.
+    /// The set is now in this phase.
     Done(Phase),
-    /// It cannot go on yet, and why.
+    /// The set cannot go on yet, for this reason.
     NotYet(String),
 }
 
@@ -34,23 +34,23 @@ pub enum Stepped {
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct How<'a> {
-    /// Who does it, for the record and people.
+    /// Who makes the step. The record keeps this text for people.
     pub by: &'a str,
-    /// For how long holds in one store alone are waited for.
+    /// How long a step waits for holds in one store alone to end.
     pub patience: Duration,
-    /// For how long there must have been none.
+    /// For how long there must have been no such holds.
     pub quiet: Duration,
-    /// Whether [`Migration::begin`] goes on although something is wrong with a store.
+    /// Whether [`Migration::begin`] goes on although a store has a finding.
     pub despite_findings: bool,
-    /// Whether a store without a record is one of the set that has lost it, and gets it again. Otherwise it is refused: it may
-    /// be another store.
+    /// Whether a store without a record is taken for a store of the set that has lost it, and gets the record again. Otherwise
+    /// the store is refused, because it may be a different one.
     pub record_lost: bool,
-    /// Hears what happens, as sentences for people.
+    /// Called with what happens, as sentences for people.
     pub tell: &'a (dyn Fn(&str) + Send + Sync),
 }
 
 impl<'a> How<'a> {
-    /// With half a minute of patience, telling nobody.
+    /// Settings with half a minute of patience, and without messages.
     #[must_use]
     pub fn new(by: &'a str) -> Self {
         Self {
@@ -105,7 +105,7 @@ impl std::fmt::Debug for How<'_> {
     }
 }
 
-/// The stores of a set while a call is made.
+/// The open stores of a set, during a call.
 pub(crate) struct Opened {
     pub(crate) ids: Vec<String>,
     pub(crate) engines: Vec<Arc<dyn Engine>>,
@@ -161,7 +161,7 @@ impl Migration {
             ids: &opened.ids,
             engines: &opened.engines,
             adopts,
-            // The old map has a shard, which is one of the stores.
+            // This cannot fail: the old map has a shard, which is one of the stores.
             arbiter: arbiter.unwrap_or(0),
         }
     }

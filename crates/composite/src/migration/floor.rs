@@ -1,4 +1,4 @@
-//! The floor: what all tokens that count after the hush are above.
+//! The floor: tokens that count after the hush must be above it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,22 +6,22 @@ use std::time::Duration;
 use fencelock_core::engine::{Claim, Leave, MAX_FLOOR, Standing};
 use fencelock_core::{ClaimIds, Clock, Engine, Error, LockName, Result, Token};
 
-/// The lock that shows how far a store's tokens are. Two administrators exclude each other by it.
+/// The lock in which tokens are drawn, to see a store's counter. It also excludes a second administrator.
 pub(crate) const PROBE: &str = "fencelock/migrate";
 
 /// The lease of the probe, if it is not released.
 const TTL: Duration = Duration::from_secs(5);
 
-/// For how long another administrator's probe is waited for.
+/// How long a step waits for the probe of another administrator.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Draws a token in each of these stores, and raises those of `targets` above the highest of them. Called in the hush, when
-/// nobody can begin to believe in a grant any more, so every token that anybody believes in is at most the result.
+/// Draws a token in each of these stores, and raises the counters of `targets` above the highest of them. It is called in the
+/// hush, when no client can begin to believe in a grant. So every token in which a client believes is at most the result.
 ///
-/// Also the tokens of the new store count: what it granted while it did not count is then not above the floor, so everybody
-/// sees by which store's token such a hold is held.
+/// The tokens of the new store are included. So a grant that it made before it counted is not above the floor, and everybody
+/// can tell which store's token its holder uses.
 pub(crate) async fn take(
     engines: &[Arc<dyn Engine>],
     targets: &[Arc<dyn Engine>],
@@ -50,7 +50,7 @@ pub(crate) async fn take(
     Ok(floor)
 }
 
-/// A token of the store, above this floor and above all earlier ones.
+/// Draws a token of the store, above this floor and above all earlier ones.
 async fn probe(engine: &Arc<dyn Engine>, floor: Token) -> Result<Token> {
     let promises = engine.promises();
     let ttl = TTL.clamp(promises.min_ttl, promises.max_ttl);
@@ -63,7 +63,7 @@ async fn probe(engine: &Arc<dyn Engine>, floor: Token) -> Result<Token> {
         let claim = Claim::new(ids.next(), "fencelock migrate", LockName::new(PROBE)?);
         let claim = claim.ttl(ttl).wait(false).record(true).floor(floor);
         let placed = engine.place(&claim).await;
-        // If the release fails, the lease ends the hold.
+        // If releasing fails, the hold ends with its lease.
         let _ = engine.withdraw(&claim, Leave::Release).await;
         if let Standing::Held(grant) = placed? {
             let tokens = grant.tokens;

@@ -1,7 +1,8 @@
-//! The steps of a change of the map, each of which may be interrupted and repeated by anybody.
+//! The steps of a change of the map, each of which may be interrupted, and repeated by any administrator.
 //!
-//! There is no lock on the change. Whoever makes a step brings all stores to one record first ([`records`]), waits on its own
-//! clock until what others know of the record before it can harm no more, and then writes to the arbiter, which decides.
+//! There is no lock on the change. An administrator who makes a step first brings all stores to one record ([`records`]). Then
+//! the step waits, by its own clock, until what others know of the record before it can do no harm. Then it writes to the
+//! arbiter, which decides.
 
 mod change;
 mod floor;

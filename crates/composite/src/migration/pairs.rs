@@ -1,4 +1,4 @@
-//! Who holds in one store alone, although both are of the name: a program that was not switched.
+//! Holders in one store alone although their name has two stores: a sign of a program that was not switched.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -9,10 +9,11 @@ use crate::maps::Maps;
 use crate::migration::change::Opened;
 use crate::migration::floor::PROBE;
 
-/// A hold may be in one store alone for so long: on its way to the other one, or listed there just before or after.
+/// A normal hold may be in one store alone for this long: while it takes the second one, or because one store was listed before
+/// the other.
 const SHORTLY: Duration = Duration::from_secs(3);
 
-/// Between two listings.
+/// The pause between two listings.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// A holder without its claim in the other store.
@@ -21,11 +22,11 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub struct Unpaired {
     /// The lock.
     pub name: LockName,
-    /// Its owner text, or what a foreign client left.
+    /// The owner's text, or what another program has written in its place.
     pub owner: String,
 }
 
-/// What is held of the names that move, from one listing of all stores. The first store of a name is the one that counts.
+/// The holds of names that move, from one listing of all stores. The first store of a name is the one that counts.
 #[derive(Debug, Default)]
 pub(crate) struct Held {
     pub(crate) only_first: Vec<Unpaired>,
@@ -56,7 +57,7 @@ async fn holders(engine: &dyn Engine) -> Result<Holders> {
     }
 }
 
-/// One listing of all stores. `new`: the new store of a name is its first one.
+/// One listing of all stores. With `new`, the new store of a name counts as its first one.
 pub(crate) async fn list(opened: &Opened, maps: &Maps, new: bool) -> Result<Held> {
     let (mut first, mut second) = (Holders::new(), Holders::new());
     for (id, engine) in opened.ids.iter().zip(&opened.engines) {
@@ -94,17 +95,17 @@ pub(crate) async fn list(opened: &Opened, maps: &Maps, new: bool) -> Result<Held
     Ok(held)
 }
 
-/// What was seen of those who hold in one store alone.
+/// What several listings have shown of holders in one store alone.
 #[derive(Debug)]
 pub(crate) struct Seen {
     /// The last listing.
     pub(crate) held: Held,
-    /// Those who do so for longer than shortly, as far as that could be seen.
+    /// Holders that have been in one store alone for longer than [`SHORTLY`], as far as the listings show.
     pub(crate) lingering: Vec<Unpaired>,
 }
 
-/// Looks until nobody holds in the first store alone for longer than shortly, and has not for `quiet`; or until `patience` is
-/// over. Returns those who do, and the last listing.
+/// Lists until no holder has been in the first store alone for longer than [`SHORTLY`], and none was for `quiet`; or until
+/// `patience` is over. Returns the last listing and those that remain.
 pub(crate) async fn lingering(
     opened: &Opened,
     maps: &Maps,
@@ -129,7 +130,7 @@ pub(crate) async fn lingering(
         if !old.is_empty() {
             clean_since = now;
         }
-        // Of those who were there at the beginning it must be seen what becomes of them.
+        // Those who were there at the beginning must be watched for [`SHORTLY`].
         let decided = young.is_empty() || begun.elapsed() >= SHORTLY;
         if old.is_empty() && decided && clean_since.elapsed() >= quiet {
             let lingering = Vec::new();

@@ -12,25 +12,26 @@ use crate::stored::{Stored, may_stand_alone};
 use crate::times::Times;
 use crate::unused::check_unused;
 
-/// How the record of a new set is made.
+/// The settings of the first record.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Prepare {
-    /// For how long knowledge of the record carries a hold. Two thirds of it are the longest ttl, and some steps wait that long.
+    /// For how long knowledge of the record carries a hold. The longest ttl is two thirds of it, and some steps wait for all of
+    /// it.
     pub pace: Duration,
-    /// For how long it carries a new grant while a change is under way.
+    /// For how long knowledge of the record carries a new grant while a change is under way.
     pub tight: Duration,
-    /// The longest lock-delay of a claim. Zero: there is no lock-delay.
+    /// The longest lock-delay of a claim. With zero, no claim may have a lock-delay.
     pub lock_delay: Duration,
-    /// Whether a store may have the record of an earlier set whose move is over, which ends with this.
+    /// Whether a store may have the record of an earlier set whose move is over. This record is then replaced.
     pub replace: bool,
-    /// Whether a store without a record, beside one that has it, is one of the set that has lost it, or did not get it when an
-    /// attempt was interrupted.
+    /// Whether a store without a record may get the record that another store has. It may have lost its record, or an
+    /// interrupted attempt did not reach it.
     pub record_lost: bool,
 }
 
 impl Default for Prepare {
-    /// A minute, 2 s, no lock-delay.
+    /// A pace of a minute, a tight time of 2 s, no lock-delay.
     fn default() -> Self {
         Self {
             pace: Duration::from_secs(60),
@@ -42,7 +43,7 @@ impl Default for Prepare {
     }
 }
 
-/// Shorter ones would be over before the answer.
+/// A shorter time would be over before the answer.
 const LEAST_TIGHT: Duration = Duration::from_millis(50);
 
 impl Prepare {
@@ -96,13 +97,13 @@ impl Prepare {
 }
 
 impl Migration {
-    /// Writes the first record, in which the old store is in charge alone. Programs may use the old store meanwhile. Again, it
-    /// completes what was interrupted.
+    /// Writes the first record, by which the old store alone is in charge. Programs may use the old store meanwhile. Calling it
+    /// again completes an attempt that was interrupted.
     ///
     /// # Errors
-    /// [`Error::Config`] if a store belongs to another set, or a lock is held in the new store; [`Error::Unsupported`] if one
-    /// keeps no record or cannot raise its tokens; and those of the stores, which all must answer. Where shards are added or
-    /// removed, [`Error::Config`] if a store is not the old set's.
+    /// [`Error::Config`] if a store belongs to another set, or a lock is held in the new store. [`Error::Unsupported`] if a
+    /// store keeps no record or cannot raise its tokens. Where shards are added or removed, [`Error::Config`] if a store is not
+    /// one of the old set. Also the errors of the stores, which all must answer.
     pub async fn prepare(&self, wanted: &Prepare, by: &str) -> Result<Stepped> {
         let times = wanted.times()?;
         let opened = self.open().await?;
@@ -151,7 +152,7 @@ impl Migration {
             if let Some(moving) = &mut first.moving {
                 moving.at = now();
             }
-            // Somebody else may be faster. Then the arbiter has theirs.
+            // Another administrator may be faster. Then the arbiter has the other record.
             let arbiter = records.arbiter;
             let own = first.of_shard(&opened.ids[arbiter]);
             records.write(arbiter, before[arbiter], &own).await?;
@@ -172,7 +173,7 @@ impl Migration {
         Ok(settled)
     }
 
-    /// What a store has already.
+    /// What a store already has.
     fn found(&self, records: &Records<'_>, at: usize, text: &str, replace: bool) -> Result<Found> {
         if text.is_empty() {
             return Ok(Found::Nothing);
@@ -208,7 +209,7 @@ impl Migration {
         }
     }
 
-    /// In what a record of the old set of shards is not the one that this shard was made with.
+    /// How a record of the old set of shards differs from the one with which this shard was made. `None` if it does not.
     fn unlike_made(&self, id: &str, text: &str) -> Option<String> {
         let [old, _] = self.maps.sets.as_ref()?;
         let stored = Stored::parse(text)
@@ -217,8 +218,8 @@ impl Migration {
         stored.check_fixed(old, id, &self.maps.old).err()
     }
 
-    /// Whether the record of this store is the one that the old set of shards was made with; and whether it is that of a change
-    /// which is over, or was never begun.
+    /// Whether the record of this store is the one with which the old set of shards was made, and whether it is that of a
+    /// change which is over or was never begun.
     fn earlier(&self, id: &str, text: &str) -> (bool, bool) {
         let alone = may_stand_alone(text);
         let (Some([old, _]), Ok(stored)) = (&self.maps.sets, Stored::parse(text)) else {
@@ -252,7 +253,7 @@ impl Migration {
         }
     }
 
-    /// What all stores promise together.
+    /// The promises that all stores keep.
     fn promised(&self, opened: &Opened, times: Times) -> Result<Promised> {
         let mut all: Option<Promised> = None;
         for engine in &opened.engines {
@@ -274,13 +275,13 @@ impl Migration {
     }
 }
 
-/// Refuses a lock-delay that no program could ask for.
+/// Refuses a longest lock-delay for which no program could ask.
 fn check_lock_delay(stores: &Promised, set: &Promises, times: Times) -> Result<()> {
     let wanted = times.lock_delay;
     if wanted.is_zero() {
         return Ok(());
     }
-    // Beside it the shortest ttl.
+    // A lease has the lock-delay and at least the shortest ttl.
     let longest = set.max_ttl.saturating_sub(set.min_ttl);
     let why = match stores.promises("migrate").lock_delay {
         false => "one of the stores offers none".to_owned(),
@@ -293,22 +294,22 @@ fn check_lock_delay(stores: &Promised, set: &Promises, times: Times) -> Result<(
     Err(Error::invalid("lock-delay", format!("{wanted:?}"), why))
 }
 
-/// Whether it is the record of a set in its first phase.
+/// Whether this is the record of a set in its first phase.
 fn is_first(text: &str) -> bool {
     Stored::parse(text).is_ok_and(|stored| stored.moving.is_some() && stored.phase() == Phase::Old)
 }
 
-/// A record that a store has.
+/// The record of a store.
 enum Found {
     Nothing,
-    /// That of this set.
+    /// The record of this set.
     Own,
-    /// That of another set whose move is over.
+    /// The record of another set whose move is over.
     Over(Box<Stored>),
 }
 
-/// Refuses a pace below that of the set that ends: its programs may believe for so long yet, and the steps of the next move wait
-/// for their own pace.
+/// Refuses a pace below that of the set that ends. Its programs may believe for its pace, but the steps of the next move wait
+/// only for their own.
 fn check_pace(engine: &dyn Engine, ended: &Stored, times: Times) -> Result<()> {
     match ended.times() {
         Some(before) if before.pace > times.pace || before.lock_delay > times.lock_delay => {
@@ -322,7 +323,7 @@ fn check_pace(engine: &dyn Engine, ended: &Stored, times: Times) -> Result<()> {
     }
 }
 
-/// Refuses a store between which and others locks cannot move.
+/// Refuses a store whose locks cannot move to or from another one.
 fn check_store(engine: &dyn Engine) -> Result<()> {
     let promises = engine.promises();
     let why = match (promises.record, promises.floor) {

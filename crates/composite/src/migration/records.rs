@@ -1,4 +1,4 @@
-//! The record in all stores of a set: one text, which the *arbiter* decides. That is the first store of the old map.
+//! The record in all stores of a set: one text, on which the *arbiter* decides. The arbiter is the first store of the old map.
 
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ use crate::phase::Phase;
 use crate::stored::Stored;
 use crate::unused::check_unused;
 
-/// How often somebody else may write at the same moment.
+/// How often to try again because somebody else wrote at the same moment.
 const ROUNDS: u32 = 20;
 
-/// After the loss of the arbiter's record comes the next but one version: the one between may have been known to somebody.
+/// After the loss of the arbiter's record, one version is left out: some program may know it from the lost record.
 pub(crate) const AFTER_LOSS: u64 = 2;
 
 /// The stores of a set, opened to make a step.
@@ -22,17 +22,17 @@ pub(crate) struct Records<'a> {
     pub(crate) ids: &'a [String],
     pub(crate) engines: &'a [Arc<dyn Engine>],
     pub(crate) arbiter: usize,
-    /// Whether a store without a record gets that of the others.
+    /// Whether a store without a record gets the record of the others.
     pub(crate) adopts: bool,
 }
 
-/// All stores have this record.
+/// The record that all stores have.
 #[derive(Clone, Debug)]
 pub(crate) struct Settled {
     pub(crate) stored: Stored,
-    /// The version that the arbiter gives it.
+    /// The arbiter's version of it.
     from: u64,
-    /// When that was seen. What a step waits for counts from here.
+    /// When all stores were seen to have it. The wait of a step counts from here.
     pub(crate) seen: BootInstant,
 }
 
@@ -66,7 +66,7 @@ impl Records<'_> {
         join_all((0..self.engines.len()).map(|at| self.read(at))).await
     }
 
-    /// Brings all stores to one record: the arbiter's, unless it is lost or behind. Whoever makes a step begins with this, so
+    /// Brings all stores to one record: the arbiter's, unless it is lost or older than another. Every step begins with this, so
     /// a step that was interrupted between two stores is completed first.
     pub(crate) async fn settle(&self) -> Result<Settled> {
         for _ in 0..ROUNDS {
@@ -97,7 +97,7 @@ impl Records<'_> {
         Err(self.busy())
     }
 
-    /// Refuses a store without a record beside one that has it, unless it is known to have lost it.
+    /// Refuses a store without a record if another store has it, unless `adopts` is set.
     pub(crate) fn check_lost(&self, reads: &[Read]) -> Result<()> {
         let lost = reads.iter().position(|read| read.stored.is_none());
         match lost.filter(|_| !self.adopts && reads.iter().any(|read| read.stored.is_some())) {
@@ -112,8 +112,8 @@ impl Records<'_> {
         }
     }
 
-    /// Gives the arbiter a record if it has lost its own, or has an older one than another store: it was put back from a dump,
-    /// or was away when the others went on without it. True if somebody wrote.
+    /// Gives the arbiter a record if it has lost its own, or if its own is older than that of another store. That happens if it
+    /// was restored from a backup, or was away while the others went on. Returns whether a record was written by anybody.
     async fn mend_arbiter(&self, reads: &[Read]) -> Result<bool> {
         let found = reads.iter().filter_map(|read| read.stored.as_ref());
         let Some(highest) = found.max_by_key(|stored| stored.version) else {
@@ -128,7 +128,7 @@ impl Records<'_> {
                 let mut found = highest.clone();
                 found.version += AFTER_LOSS;
                 if let Some(moving) = &mut found.moving {
-                    // What was lost may have been the end of the hush, so tokens of the other store may have counted.
+                    // The lost record may have been the end of the hush, so tokens of the other store may have counted.
                     moving.hush_from = None;
                 }
                 found
@@ -140,7 +140,7 @@ impl Records<'_> {
         Ok(true)
     }
 
-    /// Writes a record into one store, unless somebody else was faster. True if it is there now.
+    /// Writes a record into one store, unless somebody else has written first. Returns whether this record is there now.
     pub(crate) async fn write(&self, at: usize, from: u64, stored: &Stored) -> Result<bool> {
         let text = stored.text()?;
         let change = RecordChange::new(from, &text)?;
@@ -148,8 +148,8 @@ impl Records<'_> {
         Ok(found.text == text)
     }
 
-    /// Makes a step: first in the arbiter, which decides between two administrators, then everywhere. None if somebody else
-    /// has gone on.
+    /// Makes a step: first in the arbiter, which decides between two administrators, then in all stores. `None` if another
+    /// administrator has made a step.
     pub(crate) async fn step(&self, from: &Settled, next: &Stored) -> Result<Option<Settled>> {
         #[cfg(fencelock_planted)]
         if fencelock_core::planted::is("past-the-arbiter") {
@@ -171,8 +171,8 @@ impl Records<'_> {
         Ok((settled.stored == next).then_some(settled))
     }
 
-    /// Gives a store that has the record of another set, whose move is over or was never begun, that of this set. `version` is
-    /// that of the record which was seen to be so, and `new` says whether nobody may use the store yet.
+    /// Gives a store the record of this set, in place of that of another set whose move is over or was never begun. `version`
+    /// is that of the replaced record, and `new` says that no program may use the store yet.
     pub(crate) async fn take_over(&self, at: usize, version: u64, new: bool) -> Result<()> {
         let Some(own) = self.read(self.arbiter).await?.stored else {
             return Ok(());
@@ -180,14 +180,15 @@ impl Records<'_> {
         if new {
             check_unused(&*self.engines[at]).await?;
         }
-        // If somebody else has written it meanwhile, the caller finds that.
+        // If somebody else has written meanwhile, the caller notices it.
         self.write(at, version, &own.of_shard(&self.ids[at]))
             .await?;
         Ok(())
     }
 
-    /// The stores that say of themselves that they are the arbiter of this very set, and are not: `prepare` was called twice at
-    /// once, with the stores in another order. Nobody has begun. With the version of what they have.
+    /// The stores whose record says that they are the arbiter of this set although they are not, with the version of that
+    /// record. This happens if `prepare` was called twice at the same time, with the stores in another order. Nobody has begun
+    /// then.
     pub(crate) async fn doubles(&self) -> Result<Vec<(usize, u64)>> {
         let mut doubles = Vec::new();
         for at in (0..self.ids.len()).filter(|at| *at != self.arbiter) {

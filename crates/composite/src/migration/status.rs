@@ -1,4 +1,4 @@
-//! How far a migration is.
+//! The state of a migration.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::migration::pairs::{Held, Unpaired, lingering, list};
 use crate::phase::Phase;
 use crate::stored::Stored;
 
-/// How far a migration is.
+/// The state of a migration.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Status {
@@ -18,20 +18,21 @@ pub struct Status {
     pub phase: Phase,
     /// Its version.
     pub version: u64,
-    /// Since when, in seconds since 1970, by the clock of who wrote it.
+    /// When it was written, in seconds since 1970, by the clock of its writer.
     pub since: u64,
     /// Who wrote it.
     pub by: String,
-    /// For how long knowledge of the record carries a hold, and a new grant during a change.
+    /// For how long knowledge of the record carries a hold.
     pub pace: Duration,
-    /// The latter.
+    /// For how long it carries a new grant during a change.
     pub tight: Duration,
     /// Each store.
     pub stores: Vec<StoreStatus>,
-    /// How many holds of names that move are in the old store only, in the new one only, and in both; none if a store does not
-    /// answer.
+    /// How many holds of names that move are in the old store only, in the new one only, and in both. `None` if a store does
+    /// not answer.
     pub held: Option<(usize, usize, usize)>,
-    /// Who holds in one store alone although a hold needs both, or is about to: programs that were not switched.
+    /// Holders in one store alone although a hold needs both, or will need both in the next phase: programs that were not
+    /// switched.
     pub unpaired: Vec<Unpaired>,
 }
 
@@ -43,17 +44,17 @@ pub struct StoreStatus {
     pub id: String,
     /// The store, without its password.
     pub store: String,
-    /// The version of its record; none if it has none, or does not answer.
+    /// The version of its record. `None` if it has no record or does not answer.
     pub version: Option<u64>,
-    /// Why it is not known.
+    /// Why the version is not known.
     pub away: Option<String>,
 }
 
 impl Migration {
-    /// How far it is. A store that does not answer is part of the answer, as long as one has the record.
+    /// The state of the migration. A store that does not answer is reported as away, as long as another one has the record.
     ///
     /// # Errors
-    /// [`Error::Config`] for a store of another set, and those of the stores if none answers.
+    /// [`Error::Config`] for a store of another set. The errors of the stores if none answers.
     pub async fn status(&self) -> Result<Status> {
         let opened = join_all(self.stores.iter().map(|shard| shard.store.open())).await;
         let mut stores = Vec::new();
@@ -138,7 +139,7 @@ impl Migration {
         if opened.engines.len() < opened.ids.len() {
             return Ok(status);
         }
-        // What is counted and who is named are of one listing.
+        // The counts and the names come from one listing.
         let counts = |held: &Held| (held.only_first.len(), held.only_second, held.both);
         let zero = Duration::ZERO;
         status.held = Some(match status.phase {

@@ -1,4 +1,4 @@
-//! From phase to phase.
+//! The steps from phase to phase.
 
 use std::time::Duration;
 
@@ -14,14 +14,14 @@ use crate::stored::Stored;
 use crate::times::Times;
 use crate::unused::check_unused;
 
-/// How many holders a text names.
+/// How many holders a message names.
 const NAMED: usize = 5;
 
 impl Migration {
-    /// From the old store alone to both, of which the old one counts.
+    /// From the old store alone to both stores, with the old one counting.
     ///
     /// # Errors
-    /// Those of the stores, which all must answer.
+    /// The errors of the stores, which all must answer.
     pub async fn begin(&self, how: &How<'_>) -> Result<Stepped> {
         let opened = self.open().await?;
         let stepped = self.walk(&opened, how, Phase::BothOld, |phase| match phase {
@@ -33,10 +33,10 @@ impl Migration {
         stepped
     }
 
-    /// From there by the hush to both, of which the new one counts; and, called again, to the new store alone.
+    /// From there through the hush to both stores, with the new one counting. Called again, to the new store alone.
     ///
     /// # Errors
-    /// Those of the stores, which all must answer.
+    /// The errors of the stores, which all must answer.
     pub async fn finish(&self, how: &How<'_>) -> Result<Stepped> {
         let opened = self.open().await?;
         let stepped = self.finish_opened(&opened, how).await;
@@ -62,11 +62,11 @@ impl Migration {
         self.walk(opened, how, target, |_| None).await
     }
 
-    /// Back to the old store alone, from wherever it is. There already, the new store is given back: it may be used by itself
-    /// or by another set, and [`begin`](Self::begin) takes it again if nobody locks there.
+    /// Back to the old store alone, from any phase. In the first phase the new store is given back: it may be used by itself or
+    /// by another set, and [`begin`](Self::begin) takes it again if no lock is held there.
     ///
     /// # Errors
-    /// Those of the stores, which all must answer.
+    /// The errors of the stores, which all must answer.
     pub async fn abort(&self, how: &How<'_>) -> Result<Stepped> {
         let opened = self.open().await?;
         let stepped = self.abort_opened(&opened, how).await;
@@ -98,11 +98,11 @@ impl Migration {
         Ok(Stepped::Done(Phase::Old))
     }
 
-    /// From both, of which the new one counts, to the new store alone, although the old one is gone for good and does not
-    /// answer. Should it come back, its record says that both are needed, and the next step brings it up to the others.
+    /// From both stores, with the new one counting, to the new store alone, although the old one is gone for good and does not
+    /// answer. If it comes back, its record still says that both stores are needed, and the next step brings it up to date.
     ///
     /// # Errors
-    /// Those of the new store. [`Error::Unsupported`] in another phase: what the old store's tokens were is not known then.
+    /// The errors of the new store. [`Error::Unsupported`] in another phase, because the old store's tokens are not known then.
     pub async fn finish_without_old(&self, how: &How<'_>) -> Result<Stepped> {
         if self.maps.sets.is_some() {
             let why = "it works only for one store that replaces another; here shards are added or removed, whose old stores must answer: go on with `fencelock migrate finish`, or back with `fencelock migrate abort`";
@@ -158,7 +158,7 @@ impl Migration {
         }
     }
 
-    /// Steps until the set is in this phase. `refused` says in which phases that makes no sense.
+    /// Makes steps until the set is in this phase. `refused` says in which phases that is refused.
     async fn walk(
         &self,
         opened: &Opened,
@@ -188,14 +188,15 @@ impl Migration {
                     (how.tell)(&format!("phase {to}"));
                     next
                 }
-                // Somebody else steps, too.
+                // Another administrator makes steps, too.
                 Ok(None) => records.settle().await?,
                 Err(why) => return Ok(Stepped::NotYet(why)),
             };
         }
     }
 
-    /// One step: the wait, what must be true before it, and the record. `Err` says why not yet; None: somebody else was faster.
+    /// Makes one step: the wait, the conditions, and the record. `Err` says why it cannot be made yet. `None` if somebody else
+    /// was faster.
     async fn step(
         &self,
         records: &Records<'_>,
@@ -230,7 +231,7 @@ impl Migration {
             if to == Phase::Hush {
                 moving.hush_from = Some(phase.number());
             }
-            // Back to where the hush came from, the tokens go on as they were.
+            // Back to the phase before the hush, the tokens go on as they were.
             let changes = phase == Phase::Hush && before != Some(to.number());
             #[cfg(fencelock_planted)]
             let changes = changes || (phase, to) == (phase, without_hush(phase, Phase::Hush));
@@ -244,7 +245,7 @@ impl Migration {
         Ok(Ok(records.step(from, &next).await?))
     }
 
-    /// Waits until so long after `seen`.
+    /// Waits until this long after `seen`.
     async fn wait(&self, how: &How<'_>, to: Phase, seen: BootInstant, pause: Duration) {
         #[cfg(fencelock_planted)]
         let pause = match fencelock_core::planted::is("step-without-waiting") {
@@ -262,7 +263,7 @@ impl Migration {
         Clock::Boot.sleep_until(until).await;
     }
 
-    /// The stores that count after the hush for names that move.
+    /// The stores that count after the hush, for names that move.
     fn owners_after(&self, to: Phase) -> Vec<&str> {
         self.maps.owners_of_moved(to == Phase::BothNew)
     }
@@ -274,7 +275,7 @@ impl Migration {
         Ok(floor::take(&opened.engines, &targets).await?.get())
     }
 
-    /// Why the stores are not fit to begin.
+    /// Why the stores are not ready for the beginning.
     async fn unfit(
         &self,
         opened: &Opened,
@@ -283,7 +284,7 @@ impl Migration {
     ) -> Result<Option<String>> {
         if stored.is_given_back() {
             for id in self.maps.added() {
-                // Somebody may have come to use it by itself.
+                // Programs may have begun to use the store by itself.
                 if let Err(Error::Config { why, .. }) = check_unused(&**opened.at(id)?).await {
                     return Ok(Some(format!("[{id}] {why}")));
                 }
@@ -312,7 +313,8 @@ impl Migration {
         }
     }
 
-    /// Who would lose a hold in the hush, since it is in one store alone: programs that were not switched, or are not done yet.
+    /// Holders that would lose their holds in the hush, because they are in one store alone: programs that were not switched,
+    /// or holds that are not completed yet.
     async fn unpaired(
         &self,
         opened: &Opened,
@@ -343,12 +345,12 @@ impl Migration {
     }
 }
 
-/// How long all stores must have had the record of `from` before the next step: for as long as somebody can believe by what was
-/// known before that, where that shares no store with what comes.
+/// How long all stores must have had the record of `from` before the next step. A client may believe for this long by older
+/// knowledge, in holds that share no store with the holds of phase `to`.
 fn pause_before(from: Phase, to: Phase, times: Times) -> Duration {
     match to {
         Phase::Old | Phase::New => times.pace + times.lock_delay,
-        // At the ends knowledge carries a new grant as long as a hold.
+        // In the first and the last phase, knowledge carries a new grant as long as a hold.
         Phase::Hush => {
             debug_assert_ne!(from, Phase::Hush);
             times.pace + times.lock_delay
@@ -362,7 +364,7 @@ fn times_of(stored: &Stored) -> Result<Times> {
     times.ok_or_else(|| Error::internal(&stored.set, "a record without pace"))
 }
 
-/// Who writes it, and when.
+/// Notes who writes the record, and when.
 fn sign(stored: &mut Stored, by: &str) {
     if let Some(moving) = &mut stored.moving {
         moving.by = by.to_owned();
@@ -370,7 +372,7 @@ fn sign(stored: &mut Stored, by: &str) {
     }
 }
 
-/// A bug on purpose: the hush is left out.
+/// A planted bug: the hush is left out.
 #[cfg(fencelock_planted)]
 fn without_hush(phase: Phase, to: Phase) -> Phase {
     match (phase, to) {

@@ -1,4 +1,4 @@
-//! How a claim comes to hold: it takes the stores that the phase asks for, first the old one, then the new one.
+//! How a claim comes to hold: it takes the stores that the phase demands, the old one before the new one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,13 +12,13 @@ use crate::moving::entry::{Entry, Half, Waits, is_valid};
 use crate::moving::knowledge::Now;
 use crate::moving::state::State;
 
-/// How often the phase may change, or a grant come too late, within one call.
+/// How often one call starts again because the phase changed, or a grant came too late.
 const ROUNDS: u32 = 4;
 
-/// For how long a call for a claim that does not wait may wait for the end of the hush, at most.
+/// How long a call for a claim that does not wait may at most wait for the end of the hush.
 const LONGEST_HUSH: Duration = Duration::from_secs(5);
 
-/// What a request hears that comes to nothing in the hush.
+/// The error or reason for a request that comes in the hush.
 const IN_THE_HUSH: &str = "the set is between two stores, and grants nothing until that step is over; if it was interrupted, repeat `fencelock migrate finish`, or go back with `fencelock migrate abort`";
 
 pub(crate) async fn place(state: &State, claim: &Claim) -> Result<Standing> {
@@ -60,7 +60,8 @@ impl Acquiring<'_> {
         Err(Error::unavailable(self.state, action, why))
     }
 
-    /// A store that is left does not keep out the next holder, so the steps of a change wait for the lock-delay of the set.
+    /// Refuses a lock-delay above that of the set. A store that was left does not keep out the next holder, so the steps of a
+    /// change wait for the set's lock-delay.
     fn check_lock_delay(&self, now: &Now) -> Result<()> {
         let most = now.known.times.lock_delay;
         match self.claim.lock_delay <= most {
@@ -73,8 +74,8 @@ impl Acquiring<'_> {
         }
     }
 
-    /// Leaves the stores that are no longer of this name. One that is away cannot be in the way for longer than the lease that
-    /// the claim has there, and is asked again at the end.
+    /// Leaves the stores to which the name no longer belongs. If such a store is away, its lease of the claim delays others at
+    /// most until it ends, and the final withdrawal tries again.
     async fn leave_others(&self, route: Route) -> Result<()> {
         for store in (0..self.entry.members()).filter(|store| !route.has(*store)) {
             match self.leave(store).await {
@@ -93,7 +94,7 @@ impl Acquiring<'_> {
         Ok(())
     }
 
-    /// Takes the stores of the route in their order. None if it has all of them.
+    /// Takes the stores of the route in their order. `None` if the claim holds in all of them.
     async fn take(&self, now: &Now, route: Route) -> Result<Option<Standing>> {
         let hush = route.counts.is_none();
         if hush && !self.claim.wait {
@@ -102,12 +103,12 @@ impl Acquiring<'_> {
         match self.place_at(route, route.first).await? {
             Standing::Held(_) => {}
             other => {
-                // Whoever holds the first store may need the second: no circle of waiters.
+                // The holder of the first store may need the second one. So two claims never wait for each other.
                 if let Some(second) = route.second {
                     self.leave(second).await?;
                 }
                 return Ok(Some(match other {
-                    // Who comes first holds the old store, and waits as well.
+                    // In the hush the first waiter holds the old store, and waits as well.
                     Standing::Waiting(place) if hush => {
                         Standing::Waiting(place.stalled(IN_THE_HUSH))
                     }
@@ -127,7 +128,7 @@ impl Acquiring<'_> {
         match self.place_at(route, second).await? {
             Standing::Held(_) => Ok(None),
             Standing::Waiting(mut place) => {
-                // Calling again prolongs the first store.
+                // Placing the claim again prolongs its hold in the first store.
                 let recheck = self.state.now() + self.prolonged();
                 place.recheck = place.recheck.min(recheck);
                 Ok(Some(Standing::Waiting(place)))
@@ -140,12 +141,12 @@ impl Acquiring<'_> {
         }
     }
 
-    /// How often what is held while the claim waits is prolonged.
+    /// How often a claim that waits must prolong the store that it already holds.
     fn prolonged(&self) -> Duration {
         self.claim.ttl / 3
     }
 
-    /// A claim that does not wait is not told that somebody holds, which nobody may do: it waits for the short hush to end.
+    /// Waits for the hush to end. A claim that does not wait must not be told `Busy` when nobody holds the lock.
     async fn outwait(&self, now: &Now) -> Result<()> {
         let longest = (now.known.times.tight * 2).min(LONGEST_HUSH);
         let changed = self.state.knowledge.changed(now.known.version);
@@ -160,7 +161,7 @@ impl Acquiring<'_> {
     async fn place_at(&self, route: Route, store: usize) -> Result<Standing> {
         let mut half = self.entry.half(store).lock().await;
         if half.over {
-            // Its id was withdrawn here.
+            // The claim was withdrawn from this store.
             return Ok(Standing::Ended);
         }
         let counts = route.counts == Some(store);
@@ -171,7 +172,7 @@ impl Acquiring<'_> {
         let claim = at_store(self.claim, counts, floor);
         let standing = place_half(self.state, store, &mut half, &claim).await?;
         match &standing {
-            // It was granted before the floor was known. Not in a downgrade: its token is new, or a late answer of one.
+            // Granted before the floor was known. A downgrade does not come here: its token is new, or that of a late answer.
             Standing::Held(grant) if grant.tokens.first <= floor => Ok(Standing::Ended),
             Standing::Waiting(_) => {
                 self.entry.wait_for(Waits::AtStore(store));
@@ -181,14 +182,14 @@ impl Acquiring<'_> {
         }
     }
 
-    /// The grant, if the client may begin to believe now.
+    /// The grant, if the client may begin to believe in it now.
     async fn believe(&self, now: &Now, route: Route) -> Option<Grant> {
         believe(self.state, self.entry, now, route).await
     }
 }
 
-/// The grant of a claim that has all stores of its route, if its client may begin to believe now: knowledge carries a new grant,
-/// and each store keeps it.
+/// The grant of a claim that holds in all stores of its route, if its client may begin to believe in it now. Knowledge must
+/// carry a new grant, and each store must still keep the claim.
 pub(crate) async fn believe(
     state: &State,
     entry: &Entry,
@@ -207,7 +208,7 @@ pub(crate) async fn believe(
             counted = Some(grant);
         }
     }
-    // Read after the grants, and so nothing that was learnt meanwhile is missed.
+    // Read after the grants, so that nothing learnt meanwhile is missed.
     let latest = state.knowledge.now()?;
     let at = state.now();
     if !state.knowledge.carries_grant(now, route, at) {
@@ -220,7 +221,7 @@ pub(crate) async fn believe(
     Some(grant)
 }
 
-/// The claim as a store gets it. Only the store whose tokens count gives a range of them.
+/// The claim as it is sent to a store. Only the store that counts gives a range of tokens.
 pub(crate) fn at_store(claim: &Claim, counts: bool, floor: Token) -> Claim {
     let mut claim = claim.clone();
     if counts {
@@ -228,13 +229,13 @@ pub(crate) fn at_store(claim: &Claim, counts: bool, floor: Token) -> Claim {
     } else {
         claim.floor = Token(0);
         claim.reserve = 1;
-        // So an operator can take the lock from its holder in both stores.
+        // So an operator can evict the holder from both stores.
         claim.record = true;
     }
     claim
 }
 
-/// Places a claim at a store, and notes what became of it.
+/// Places a claim at a store, and notes the result.
 pub(crate) async fn place_half(
     state: &State,
     store: usize,
@@ -243,7 +244,7 @@ pub(crate) async fn place_half(
 ) -> Result<Standing> {
     let member = &state.members[store];
     let engine = member.engine().await?;
-    // Also if no answer comes.
+    // Set before the answer, since it may not come.
     half.asked = true;
     let standing = engine.place(claim).await;
     let standing = standing.map_err(|error| member.named(error))?;
@@ -255,7 +256,7 @@ pub(crate) async fn place_half(
     Ok(standing)
 }
 
-/// Withdraws a claim from a store, and notes it. The id must not be placed there again.
+/// Withdraws a claim from a store, and notes the result. The id must not be placed there again.
 pub(crate) async fn withdraw_half(
     state: &State,
     store: usize,

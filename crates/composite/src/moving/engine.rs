@@ -21,8 +21,8 @@ use crate::phase::Phase;
 
 /// Two stores as one, between which the locks move while programs run.
 ///
-/// [`Migration`](crate::Migration) writes the records and makes the steps. This engine reads them, and takes for each lock the
-/// stores that the phase asks for.
+/// [`Migration`](crate::Migration) writes the records and makes the steps. This engine reads the records, and takes for each
+/// lock the stores that the phase demands.
 pub struct Moving {
     state: Arc<State>,
     promises: Promises,
@@ -51,7 +51,7 @@ impl Moving {
 }
 
 impl Moving {
-    /// What a client must know of a call that failed: whether something of its claim may be left in a store.
+    /// The error for a client whose call failed. It must tell whether a store may still have something of the claim.
     async fn failed(&self, claim: &Claim, error: Error) -> Error {
         let asked = match self.state.entry(&claim.id) {
             Some(entry) => entry.is_asked().await,
@@ -62,7 +62,7 @@ impl Moving {
             return error;
         }
         if !error.is_retryable() {
-            // The client withdraws nothing then.
+            // After such an error the client does not withdraw.
             if let Err(error) = withdraw(&self.state, claim, Leave::Release).await {
                 tracing::debug!(%error, "withdrawing a claim; its lease will end it");
                 self.state.remove(&claim.id);
@@ -70,7 +70,7 @@ impl Moving {
             return error;
         }
         match error {
-            // It may be a breaker's, which says that nothing was asked: one store was.
+            // A breaker's error would say that no request was sent, but the other store got one.
             Error::Unavailable {
                 store,
                 action,
@@ -89,7 +89,7 @@ impl Engine for Moving {
     }
 
     async fn place(&self, claim: &Claim) -> Result<Standing> {
-        // Before the first store has anything of it.
+        // Checked before the claim reaches a store.
         claim.check_floor(self, &self.promises)?;
         match place(&self.state, claim).await {
             Err(error) => Err(self.failed(claim, error).await),
@@ -109,7 +109,7 @@ impl Engine for Moving {
         withdraw(&self.state, claim, how).await
     }
 
-    /// The record of the first of its stores that answers and has one. It is not changed here.
+    /// The record of the first store that answers and has one. The record is not changed here.
     async fn record(&self, scope: &str, change: Option<&RecordChange>) -> Result<Record> {
         if change.is_some() {
             let why = "each of its stores has one, which `fencelock migrate` writes";
@@ -127,7 +127,7 @@ impl Engine for Moving {
         last
     }
 
-    /// Names of the same stores are renewed together.
+    /// Names with the same stores share a lane.
     fn lane(&self, name: &LockName) -> u32 {
         let count = self.state.members.len();
         let route = self
@@ -158,7 +158,7 @@ impl Engine for Moving {
 }
 
 impl Drop for Moving {
-    /// Nothing reads the record any more.
+    /// Stops reading the record.
     fn drop(&mut self) {
         self.state.close();
     }

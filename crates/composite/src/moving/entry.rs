@@ -1,4 +1,4 @@
-//! What a process knows of one claim, in each store.
+//! What a process knows of one claim at each store.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::known::less_drift;
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) name: LockName,
-    /// By member. Locked while a call for the claim is under way at that store, so that these come one at a time.
+    /// By member. Locked during a call for the claim at that store, so that such calls run one at a time.
     halves: Vec<Arc<AsyncMutex<Half>>>,
     standing: Mutex<Standing>,
 }
@@ -23,15 +23,16 @@ pub(crate) struct Entry {
 pub(crate) struct Half {
     /// The store may have something of the claim.
     pub(crate) asked: bool,
-    /// What it granted, as far as that is known.
+    /// The store's grant, as far as it is known.
     pub(crate) grant: Option<Grant>,
-    /// The claim was withdrawn here, and must not be placed here again.
+    /// The claim was withdrawn from this store, and must not be placed there again.
     pub(crate) over: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Standing {
-    /// The store whose tokens the hold has, once the client believes in it, and while that store has them.
+    /// The store whose tokens the hold has. Set once the client believes in the hold, and as long as that store has the same
+    /// tokens.
     counts: Option<usize>,
     waits: Waits,
 }
@@ -82,14 +83,14 @@ impl Entry {
         self.standing.lock().waits = waits;
     }
 
-    /// The client believes from now on, in the tokens of this store.
+    /// Notes that the client believes from now on, in the tokens of this store.
     pub(crate) fn believe(&self, counts: usize) {
         let mut standing = self.standing.lock();
         standing.counts = Some(counts);
         standing.waits = Waits::ForNothing;
     }
 
-    /// The store whose tokens the hold has was left, and has given it others since.
+    /// Notes that the store of the hold's tokens was left, and has granted other tokens since.
     pub(crate) fn outlive(&self) {
         self.standing.lock().counts = None;
     }
@@ -98,7 +99,7 @@ impl Entry {
         self.standing.lock().counts
     }
 
-    /// The hold as one store knows it: by the token that the client uses, or by the first of its grant there.
+    /// The hold for a request to one store: with the token that the client uses, or the first token of the grant there.
     pub(crate) fn held_at(&self, store: usize, held: &HeldClaim, grant: &Grant) -> HeldClaim {
         let token: Token = match self.counts() == Some(store) {
             true => held.token,
@@ -108,7 +109,7 @@ impl Entry {
     }
 }
 
-/// Whether a grant of a store may be counted on at this moment.
+/// Whether a store certainly keeps a grant at this moment.
 pub(crate) fn is_valid(grant: &Grant, at: BootInstant) -> bool {
     at < grant.counted_from + less_drift(grant.lease)
 }

@@ -1,4 +1,4 @@
-//! What people and resources ask of a set that moves.
+//! `Inspect` of a set that moves.
 
 use async_trait::async_trait;
 use fencelock_core::engine::{Cursor, Grant, HolderView, Page};
@@ -13,7 +13,7 @@ use crate::phase::Phase;
 
 #[async_trait]
 impl Inspect for Moving {
-    /// The holders of the store that counts. Those who wait do so at the old store first.
+    /// The holders at the store that counts. New waiters wait at the old store first.
     async fn look(&self, name: &LockName) -> Result<LockView> {
         let (now, route) = self.route(name).await?;
         let Some(second) = route.second else {
@@ -22,7 +22,7 @@ impl Inspect for Moving {
         let (old, new) = tokio::join!(self.look_at(route.first, name), self.look_at(second, name));
         let (mut counted, other) = match now.known.phase {
             Phase::BothNew => (new?, old),
-            // A hold of the old store goes on without the new one.
+            // In the other phases a hold goes on without the new store.
             _ => (old?, new),
         };
         if let Ok(other) = other {
@@ -34,7 +34,7 @@ impl Inspect for Moving {
         Ok(counted)
     }
 
-    /// The store that counts tells. While a name is on its way, this looks again and again.
+    /// Watches the store that counts. While a name is moving, this polls `look`.
     async fn watch(&self, name: &LockName, seen: Option<Token>) -> Result<LockView> {
         let mut pause = std::time::Duration::from_millis(20);
         loop {
@@ -57,7 +57,8 @@ impl Inspect for Moving {
         }
     }
 
-    /// Store after store, and of each those names for which it counts. The cursor is `SHARD:` and that of the store.
+    /// Lists store after store, with the names for which each store counts. The cursor is `SHARD:` and the cursor of that
+    /// store.
     async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
         let state = self.state();
         let now = state.known()?;
@@ -83,7 +84,7 @@ impl Inspect for Moving {
         Ok(Page::new(page.items, within.or(next_store)))
     }
 
-    /// In each store that has the holder's claim.
+    /// Evicts from each store that has the holder's claim.
     async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
         let (_, route) = self.route(name).await?;
         let stores: Vec<_> = route.stores().collect();
@@ -113,7 +114,7 @@ impl Inspect for Moving {
         }
     }
 
-    /// The owner's hold in each store that holds need now, as long as knowledge of the record carries it.
+    /// Attests the owner's hold at each store that holds need now, for as long as knowledge of the record carries it.
     async fn attest(&self, name: &LockName, owner: &str) -> Result<Option<(HolderView, Grant)>> {
         let (now, route) = self.route(name).await?;
         let mut found: Option<(HolderView, Grant)> = None;
@@ -194,7 +195,7 @@ fn away(error: &Error) -> Finding {
     Finding::new(Purpose::Efficiency, what, change)
 }
 
-/// The new store, before anything is taken there.
+/// A finding: the new store is not ready, before the change has begun.
 fn not_ready(error: &Error) -> Finding {
     let what = format!("the move to the new store cannot begin: {error}");
     let change = "see that the new store answers and is the set's, or name another one";
@@ -207,8 +208,8 @@ fn without_record() -> Finding {
     Finding::new(Purpose::Efficiency, what, change)
 }
 
-/// The token that the holder itself uses. One that is not above the floor was granted before its store counted: then the
-/// holder's is that of the other store.
+/// The token that the holder itself uses. A token that is not above the floor was granted before its store counted; the holder
+/// then uses that of the other store.
 fn token_of(holder: &HolderView, other: &LockView, floor: Token) -> Option<Token> {
     let own = holder.token?;
     if own > floor || holder.claim.is_none() {
@@ -220,7 +221,7 @@ fn token_of(holder: &HolderView, other: &LockView, floor: Token) -> Option<Token
 }
 
 impl Moving {
-    /// What is known, and the route of a name. The record is read anew if that is old.
+    /// The knowledge, and the route of a name. The record is read again if the knowledge is too old.
     async fn route(&self, name: &LockName) -> Result<(Now, Route)> {
         let state = self.state();
         let now = state.known()?;

@@ -1,7 +1,7 @@
-//! What a process knows of the record, since when, and for how long that carries.
+//! What a process knows of the record, since when, and how long it may rely on that.
 //!
-//! Knowledge is a lease: it counts from before the request to read the record was sent. So a process that was paused, or cut off
-//! over any number of changes, believes in nothing any more when a change counts on that.
+//! Knowledge is a lease: it counts from before the request to read the record was sent. So a process that was paused, or cut
+//! off during any number of changes, no longer believes in its holds when a step relies on that.
 
 use std::sync::Arc;
 
@@ -15,32 +15,32 @@ use crate::stored::Stored;
 #[derive(Debug)]
 pub(crate) struct Knowledge {
     state: Mutex<State>,
-    /// The version, for those who wait for another one.
+    /// The version, for those who wait for a change.
     version: watch::Sender<u64>,
 }
 
 #[derive(Debug)]
 struct State {
-    /// The highest version that was read in any store. A process never goes back to a lower one.
+    /// The record with the highest version, from any store. A process never goes back to a lower version.
     known: Option<Arc<Known>>,
-    /// When the last read of that version was asked for, in any store.
+    /// When the latest read of that version was sent, to any store.
     confirmed: BootInstant,
-    /// By member: when the last read that was answered was asked for, whatever it said.
+    /// By member: when the latest read with any answer was sent.
     answered: Vec<BootInstant>,
     /// By member: whether that answer had a record.
     recorded: Vec<bool>,
 }
 
-/// What is known now.
+/// The knowledge at one moment.
 #[derive(Clone, Debug)]
 pub(crate) struct Now {
     pub(crate) known: Arc<Known>,
-    /// It counts from here.
+    /// The knowledge counts from here.
     pub(crate) confirmed: BootInstant,
 }
 
 impl Now {
-    /// Until when it carries a hold.
+    /// Until when the knowledge carries a hold.
     pub(crate) fn ends(&self) -> BootInstant {
         self.confirmed + self.known.carries_hold()
     }
@@ -60,8 +60,8 @@ impl Knowledge {
         }
     }
 
-    /// A store was asked at `asked` and has answered: with its record, or that it has none. A store without a record says
-    /// nothing, and one with an old record says no more than that it answers.
+    /// Notes an answer to a read that was sent at `asked`: a record, or that the store has none. No record, or an old one, only
+    /// shows that the store answers.
     pub(crate) fn note(&self, member: usize, asked: BootInstant, stored: Option<&Stored>) {
         let mut state = self.state.lock();
         if asked >= state.answered[member] {
@@ -76,7 +76,7 @@ impl Knowledge {
             None => (0, None),
         };
         if known.version == highest {
-            // Nobody writes two records with one version. If somebody did, the other one would say nothing.
+            // No two records have one version. If they had, the second one would be ignored.
             if phase == Some(known.phase) {
                 state.confirmed = state.confirmed.max(asked);
             }
@@ -89,7 +89,7 @@ impl Knowledge {
         }
     }
 
-    /// A bug on purpose: no record is taken for that of the first phase.
+    /// A planted bug: a missing record counts as one of the first phase.
     #[cfg(fencelock_planted)]
     pub(crate) fn take_for_old(&self) {
         let mut state = self.state.lock();
@@ -98,7 +98,7 @@ impl Knowledge {
         }
     }
 
-    /// What is known; none before the first record was read.
+    /// The current knowledge; `None` before the first record was read.
     pub(crate) fn now(&self) -> Option<Now> {
         let state = self.state.lock();
         let confirmed = state.confirmed;
@@ -106,9 +106,9 @@ impl Knowledge {
         Some(Now { known, confirmed })
     }
 
-    /// Whether it carries a new grant by this route at this moment: the version was confirmed lately, and each store of the
-    /// name has answered lately. So a store that comes back from the dead decides nothing. And one that has no record grants
-    /// nothing alone: it may be another store than the others mean, or have lost its locks with its record.
+    /// Whether knowledge carries a new grant by this route at this moment: the version was confirmed recently, and each store
+    /// of the name has answered recently. So a store that returns with old data cannot decide. A store without a record grants
+    /// nothing alone: it may be a different store, or have lost its locks with its record.
     pub(crate) fn carries_grant(&self, now: &Now, route: Route, at: BootInstant) -> bool {
         let state = self.state.lock();
         if state.known.as_ref().map(|known| known.version) != Some(now.known.version) {
@@ -128,7 +128,7 @@ impl Knowledge {
         state.answered[member] > BootInstant::from_nanos(0) && !state.recorded[member]
     }
 
-    /// When the last read of this store that was answered was asked for.
+    /// When the latest read of this store with an answer was sent.
     pub(crate) fn answered(&self, member: usize) -> BootInstant {
         self.state.lock().answered[member]
     }
@@ -138,10 +138,10 @@ impl Knowledge {
         self.version.subscribe()
     }
 
-    /// Returns when the version is another one. May be dropped.
+    /// Returns when the version is no longer `from`. Cancel safe.
     pub(crate) async fn changed(&self, from: u64) {
         let mut version = self.version.subscribe();
-        // Its sender is here.
+        // This cannot fail: the sender is `self.version`.
         let _ = version.wait_for(|version| *version != from).await;
     }
 }

@@ -1,9 +1,9 @@
-//! A set that moves from one map to another while programs run: each name takes the stores that the phase asks for.
+//! A set that moves from one map to another while programs run: each name takes the stores that the phase demands.
 //!
-//! What must be true, and why it is: any two beliefs that can exist at once share a store in which both hold. Neighbouring phases
-//! do by what their holds need; phases 1 and 3 since each new grant in them takes both stores. Phases 0 and 4, and what lies
-//! further apart, are kept apart by time: knowledge of the record is a lease ([`knowledge`]), and who makes a step waits for
-//! it ([`Migration`](crate::Migration)).
+//! The invariant: two clients that believe at the same time share a store in which both hold. For neighbouring phases this
+//! follows from the stores that their holds need; for phases 1 and 3, because each new grant takes both stores. Phases 0 and 4,
+//! and phases that are further apart, are separated by time: knowledge of the record is a lease ([`knowledge`]), and each step
+//! waits for it to end ([`Migration`](crate::Migration)).
 
 pub(crate) mod acquire;
 pub(crate) mod engine;

@@ -1,4 +1,4 @@
-//! How a hold ends: in each store of which the claim has something, the new one before the old one.
+//! How a hold ends: the claim is withdrawn from each store that may have something of it, from the new one before the old one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,11 +10,11 @@ use crate::moving::acquire::withdraw_half;
 use crate::moving::entry::Entry;
 use crate::moving::state::State;
 
-/// Between two attempts in the background.
+/// The pause between two attempts in the background.
 const PAUSE: Duration = Duration::from_millis(500);
 
 pub(crate) async fn withdraw(state: &Arc<State>, claim: &Claim, how: Leave) -> Result<Withdrawn> {
-    // A claim of this process that was never placed anywhere, or is over.
+    // The claim was never placed by this process, or it is over.
     let Some(entry) = state.entry(&claim.id) else {
         return Ok(Withdrawn::NotOwner);
     };
@@ -32,7 +32,7 @@ pub(crate) async fn withdraw(state: &Arc<State>, claim: &Claim, how: Leave) -> R
     let mut others = Vec::new();
     for (store, withdrawn) in left {
         match withdrawn {
-            // The client withdraws again.
+            // After this error, the client withdraws again.
             Err(error) if Some(store) == main => return Err(error),
             Ok(withdrawn) if Some(store) == main => answer = withdrawn,
             Err(error) => others.push((store, error)),
@@ -46,7 +46,7 @@ pub(crate) async fn withdraw(state: &Arc<State>, claim: &Claim, how: Leave) -> R
     Ok(answer)
 }
 
-/// All stores. Those of the name come last, and of them the one that claims take first.
+/// All stores in the order of withdrawal. Those of the name come last, the first store of its route at the end.
 fn in_order(state: &State, entry: &Entry) -> Vec<usize> {
     let route = state
         .known()
@@ -59,7 +59,7 @@ fn in_order(state: &State, entry: &Entry) -> Vec<usize> {
     order
 }
 
-/// The store whose answer counts: one that a hold needs now, else the one whose token the client has, else any.
+/// The store whose answer the caller gets: one that a hold needs now, or else the one whose token the client has, or else any.
 fn main_of(state: &State, entry: &Entry, left: &[(usize, Result<Withdrawn>)]) -> Option<usize> {
     let route = state
         .known()
@@ -74,8 +74,8 @@ fn main_of(state: &State, entry: &Entry, left: &[(usize, Result<Withdrawn>)]) ->
         .or_else(|| stores().next())
 }
 
-/// What a store that no hold needs may still have of the claim delays others at most for its lease. It is withdrawn in the
-/// background, so that the release does not fail.
+/// Withdraws the claim in the background from a store that no hold needs, so that the release does not fail. What that store
+/// still has of the claim delays others at most for its lease.
 fn insist(
     state: &Arc<State>,
     entry: &Arc<Entry>,

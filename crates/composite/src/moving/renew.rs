@@ -1,5 +1,5 @@
-//! How a hold goes on: by the store that it needs. The other store follows in the background, where the hold is completed if it
-//! began before that store was of the name.
+//! How a hold goes on: the stores that it needs renew it. The other store follows in the background. If that store did not
+//! belong to the name when the hold began, the claim is placed there.
 
 use std::sync::Arc;
 
@@ -79,7 +79,8 @@ pub(crate) async fn renew(state: &Arc<State>, held: &[HeldClaim]) -> Vec<Renewal
         .collect()
 }
 
-/// Until when knowledge of the version carries by which the stores were chosen. A later version may need other stores.
+/// Until when knowledge carries a hold, by the version with which the stores were chosen. A later version may need other
+/// stores.
 fn ends(state: &State, now: &Now) -> BootInstant {
     match state.knowledge.now() {
         Some(latest) if latest.known.version == now.known.version => latest.ends(),
@@ -95,7 +96,7 @@ fn plan(
     answers: &mut Vec<Answer>,
 ) -> Option<(Arc<Entry>, Route)> {
     let Some(entry) = state.entry(&held.claim.id) else {
-        // Claims of a set that moves belong to their process.
+        // Only the process of a claim renews it, on a set that moves.
         answers.push(Answer::Lost(None));
         return None;
     };
@@ -113,7 +114,7 @@ fn unknown(state: &State, claim: &Claim, why: String) -> Renewal {
     Renewal::Unknown(Error::unavailable(state, action, why))
 }
 
-/// One renewal of the answers of all stores that the hold needs, no further than knowledge of the record carries.
+/// Combines the answers of all stores that the hold needs into one renewal, which ends at the latest when knowledge does.
 fn together(state: &State, mut ends: BootInstant, claim: &Claim, answers: Vec<Answer>) -> Renewal {
     let (mut from, mut asked) = (None, false);
     for answer in answers {
@@ -154,7 +155,7 @@ async fn renew_needed(state: &State, store: usize, jobs: &[Job]) -> Vec<(usize, 
     jobs.iter().map(|job| job.at).zip(answers).collect()
 }
 
-/// The stores that no hold needs now. A hold that has one call under way there is left out.
+/// Renews in the background at the stores that no hold needs now. A hold with another call under way there is skipped.
 fn follow(state: &Arc<State>, behind: Vec<Vec<Job>>) {
     for (store, jobs) in behind.into_iter().enumerate() {
         let mut locked = Vec::new();
@@ -180,7 +181,8 @@ fn follow(state: &Arc<State>, behind: Vec<Vec<Job>>) {
     }
 }
 
-/// Renews holds at one store, and places those that it does not have, without waiting. Answers in the order of the jobs.
+/// Renews holds at one store, and places those that the store does not have, without waiting. The answers are in the order of
+/// the jobs.
 async fn renew_at(
     state: &State,
     store: usize,
@@ -192,7 +194,7 @@ async fn renew_at(
     let (mut places, mut batch) = (Vec::new(), Vec::new());
     let now = state.now();
     for (at, (job, half)) in jobs.iter().zip(halves.iter()).enumerate() {
-        // What it had in a store that it did not need may be over by now. The grant that it depends on is never replaced.
+        // In a store that was not needed the grant may be over by now. The grant on which the hold depends is never replaced.
         let depends = needed && job.entry.counts() == Some(store);
         let goes_on = |grant: &&Grant| depends || is_valid(grant, now);
         if let Some(grant) = half.grant.as_ref().filter(goes_on) {
@@ -260,7 +262,7 @@ fn note(state: &State, store: usize, half: &mut Half, renewal: Renewal) -> Answe
     }
 }
 
-/// A hold that this store does not have, such as one from the phase before.
+/// Places a hold that this store does not have, for example one from the phase before.
 async fn complete(state: &State, store: usize, half: &mut Half, job: &Job) -> Answer {
     let Job { entry, held, .. } = job;
     let why = match half.over {

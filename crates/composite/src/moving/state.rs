@@ -1,4 +1,4 @@
-//! What all parts of an open set that moves share: its stores, what is known of the record, and its claims.
+//! What all parts of an open set that moves share: its stores, the knowledge of the record, and its claims.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -16,7 +16,7 @@ use crate::moving::entry::Entry;
 use crate::moving::knowledge::{Knowledge, Now, place_of};
 use crate::opened_events::Filter;
 
-/// After a read of the record that failed, the next follows at the latest after this.
+/// The longest pause after a read of the record that failed.
 const AFTER_ERROR: Duration = Duration::from_secs(1);
 
 /// The shortest pause between two reads.
@@ -28,7 +28,7 @@ pub(crate) struct State {
     pub(crate) ids: Vec<String>,
     pub(crate) members: Vec<Member>,
     pub(crate) knowledge: Knowledge,
-    /// By member: one read at a time.
+    /// By member: a lock, so that only one read runs at a time.
     reading: Vec<AsyncMutex<()>>,
     entries: Mutex<HashMap<ClaimId, Arc<Entry>>>,
     closed: watch::Sender<bool>,
@@ -50,7 +50,7 @@ impl State {
         let matters = move |id: &str, event: &Event| {
             known.upgrade().is_none_or(|state| state.matters(id, event))
         };
-        // It is set here alone.
+        // This cannot fail: it is set only here.
         let _ = state.common.joining.filter.set(Filter(Box::new(matters)));
         state
     }
@@ -74,8 +74,8 @@ impl State {
             .map_err(|why| Error::config(self, why))
     }
 
-    /// What is known and the route of a name, fresh enough for a new grant: the record is read again if it is not. In the hush
-    /// nothing is granted, so there any knowledge will do.
+    /// The knowledge, and the route of a name, fresh enough for a new grant: the record is read again if it is not. In the hush
+    /// nothing is granted, so any knowledge is fresh enough.
     pub(crate) async fn fresh(&self, name: &LockName) -> Result<(Now, Route)> {
         let wanted = self.now();
         let carries = || -> Result<Option<(Now, Route)>> {
@@ -92,7 +92,7 @@ impl State {
         if let Some(found) = carries()? {
             return Ok(found);
         }
-        // What was read may name other stores, or say nothing.
+        // The records that were read may name other stores, or be missing.
         let others = 0..self.members.len();
         let asked = self.read_all(others, self.now()).await;
         if let Some(found) = carries()? {
@@ -118,7 +118,7 @@ impl State {
         reads.into_iter().collect()
     }
 
-    /// Reads the record in a store, unless somebody has done so since.
+    /// Reads the record in a store, unless a read since `wanted` was answered.
     async fn read_since(&self, store: usize, wanted: BootInstant) -> Result<()> {
         let turn = self.reading[store].lock().await;
         if self.knowledge.answered(store) >= wanted {
@@ -174,7 +174,7 @@ impl State {
         self.entries.lock().remove(id);
     }
 
-    /// Whether an event of a store is one of the set: the loss of what no hold needs is none.
+    /// Whether an event of a store is an event of the set. A loss at a store that no hold needs is not.
     fn matters(&self, id: &str, event: &Event) -> bool {
         let (Event::Lost(claim) | Event::Ended(claim, _)) = event else {
             return true;
@@ -196,7 +196,7 @@ impl State {
     }
 }
 
-/// Reads the record in a store again and again, until the set is closed or gone.
+/// Reads the record in a store again and again, until the set is closed or dropped.
 pub(crate) async fn keep_reading(state: Weak<State>, store: usize) {
     loop {
         let Some(open) = state.upgrade() else { return };
@@ -212,12 +212,12 @@ pub(crate) async fn keep_reading(state: Weak<State>, store: usize) {
         let mut pause = known.map_or(AFTER_ERROR, |known| known.read_every());
         if let Err(error) = read {
             tracing::debug!(%error, "reading the record");
-            // A store that was left may be gone for good.
+            // A store that no hold needs may be gone for good.
             pause = if used { pause.min(AFTER_ERROR) } else { pause };
         }
         tokio::select! {
             () = tokio::time::sleep(pause.max(LEAST_PAUSE)) => {}
-            // Another store has a new one.
+            // Another store has a new version.
             _ = version.changed() => {}
             _ = closed.wait_for(|closed| *closed) => return,
         }

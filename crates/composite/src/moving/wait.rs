@@ -1,4 +1,4 @@
-//! How a turn reaches a claim that waits: from the store at which it waits, or by a new phase.
+//! How a waiting claim learns that it is its turn: from the store at which it waits, or by a new phase.
 
 use fencelock_core::Result;
 use fencelock_core::engine::{Claim, Grant, Place};
@@ -7,7 +7,7 @@ use crate::moving::acquire::{at_store, believe};
 use crate::moving::entry::Waits;
 use crate::moving::state::State;
 
-/// Returns when it is worth placing the claim again, or with its grant.
+/// Returns when the claim should be placed again, or with its grant.
 pub(crate) async fn wait(state: &State, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
     let (Some(entry), Some(now)) = (state.entry(&claim.id), state.knowledge.now()) else {
         return Ok(None);
@@ -35,7 +35,7 @@ pub(crate) async fn wait(state: &State, claim: &Claim, place: &Place) -> Result<
     };
     entry.half(store).lock().await.grant = Some(grant);
     match route.second {
-        // Else the claim takes the other store, too, or gives this one back.
+        // Otherwise the claim is placed again, to take the other store or to give this one back.
         None if grant.tokens.first > route.floor => Ok(believe(state, &entry, &now, route).await),
         _ => Ok(None),
     }

@@ -1,4 +1,4 @@
-//! A shard that does not answer, on real servers that are stopped: it costs its own names only.
+//! A shard that does not answer, on real servers that are stopped: only its own names are affected.
 
 use std::fmt;
 use std::sync::Arc;
@@ -43,7 +43,7 @@ impl Servers {
         servers
     }
 
-    /// A call that has no answer takes three seconds, and opening a store one.
+    /// A call without an answer takes three seconds, and a failed attempt to open a store one second.
     fn set(&self) -> Shards {
         let shards = self.0.iter().zip(IDS).map(|(server, id)| {
             let options = "response-timeout=3s&connect-timeout=1s";
@@ -72,7 +72,7 @@ async fn renewed(guard: &Guard, times: u32) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_silent_shard_holds_up_no_other() {
+async fn a_silent_shard_delays_no_other() {
     let servers = Servers::made().await;
     let set = Arc::new(servers.set().open().await.unwrap());
     let client = Client::new(set.clone()).unwrap();
@@ -86,7 +86,7 @@ async fn a_silent_shard_holds_up_no_other() {
     // A renewal at c has no answer for longer than a ttl.
     guards[2].lost().await;
     tokio::join!(renewed(&guards[0], 4), renewed(&guards[1], 4));
-    // Its names sort last, so that the others are taken before.
+    // Its names sort last, so that the others are taken first.
     let free = IDS.map(|id| {
         format!(
             "{}{{{}}}",

@@ -55,7 +55,7 @@ async fn a_lock_delay_that_was_not_allowed_is_refused_with_the_way_to_it() {
     assert!(!refused.contains("connection"), "{refused}");
 }
 
-/// A store that says how often its locks were listed.
+/// A store that counts how often its locks were listed.
 #[derive(Debug)]
 struct Listed {
     engine: Arc<dyn Engine>,
@@ -86,7 +86,7 @@ impl fmt::Display for Listed {
     }
 }
 
-/// What is counted and who is named are of one moment.
+/// The counts and the names come from one listing.
 #[tokio::test]
 async fn status_counts_and_names_the_same() {
     let two = Two::prepared().await;
@@ -154,7 +154,7 @@ async fn abort_gives_back_the_new_store_of_a_set_never_begun() {
     assert!(!stands_alone().await);
     two.abort().await;
     assert!(stands_alone().await);
-    // Programs of the set go on, and so may the set.
+    // Programs of the set go on, and the set can begin its move.
     token(&two.client().await, "x").await;
     let alone = Client::new(Arc::new(two.new.another())).unwrap();
     let guard = alone.lock("y").await.unwrap();
@@ -175,9 +175,9 @@ async fn abort_gives_back_the_new_store_of_a_set_never_begun() {
     assert!(again.to_string().contains("bills"), "{again}");
 }
 
-/// Each of two preparations has one of two stores, of different sets.
+/// Two preparations of different sets met: each of them reached one of two stores.
 #[tokio::test]
-async fn replace_ends_a_preparation_that_another_one_met() {
+async fn replace_ends_a_half_made_preparation() {
     let (one, other) = (Memory::new(), Memory::new());
     let two = Two {
         old: one.another(),

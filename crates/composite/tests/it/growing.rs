@@ -1,5 +1,5 @@
-//! Shards that are added and removed while programs run: names that move do so as between two stores, and names that stay see
-//! nothing of it.
+//! Shards that are added and removed while programs run. Names that move do so as between two stores; names that stay are not
+//! affected.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -21,7 +21,7 @@ struct Change {
     after: usize,
 }
 
-/// The set that changes them.
+/// The name of the set that makes the change.
 const SET: &str = "change";
 
 impl Change {
@@ -102,7 +102,7 @@ impl Change {
         names.find(lies).unwrap()
     }
 
-    /// How many hold a name in each store.
+    /// How many claims hold a name in each store.
     async fn held(&self, name: &str) -> [usize; 3] {
         let name = LockName::new(name).unwrap();
         let mut held = [0; 3];
@@ -112,7 +112,7 @@ impl Change {
         held
     }
 
-    /// Writes a phase, as nobody may who does not wait.
+    /// Writes a phase without the wait that a real step needs.
     async fn set_phase(&self, phase: u32, version: u64) {
         for store in &self.stores {
             let record = store.record("", None).await.unwrap();
@@ -130,7 +130,7 @@ fn terms() -> Prepare {
 }
 
 async fn workers_over_all_steps(change: Change, name: &str, behind: usize) {
-    // The tokens of the other stores are far behind those of this one.
+    // The tokens of the other stores are far below those of this one.
     let ahead = Client::new(Arc::new(change.stores[behind].another())).unwrap();
     for _ in 0..50 {
         token(&ahead, "other").await;
@@ -179,7 +179,7 @@ async fn a_name_moves_from_a_removed_shard_and_back_with_growing_tokens() {
     workers_over_all_steps(change, &name, 2).await;
 }
 
-/// Its holder keeps it, and who waits keeps the place, over all steps, with the calls of a program that never knows.
+/// Its holder keeps it, and a waiter keeps its place, over all steps, even with a program that does not know of the change.
 #[tokio::test]
 async fn a_name_that_stays_is_not_disturbed() {
     let change = Change::prepared(2, 3).await;
@@ -232,7 +232,7 @@ async fn a_name_that_stays_is_not_disturbed() {
     }
 }
 
-/// So a shard that does not answer delays no renewal of another's.
+/// So a shard that does not answer delays no renewal at another one.
 #[tokio::test]
 async fn names_of_other_shards_are_renewed_apart() {
     let change = Change::prepared(2, 3).await;
@@ -254,7 +254,7 @@ async fn names_of_other_shards_are_renewed_apart() {
     assert_eq!(apart.len(), lanes.len(), "{lanes:?}");
 }
 
-/// Nothing is granted of what moves, and everything of what stays.
+/// In the hush nothing is granted of names that move, and everything of names that stay.
 #[tokio::test]
 async fn a_name_that_stays_has_no_hush() {
     let change = Change::prepared(2, 3).await;
@@ -268,7 +268,7 @@ async fn a_name_that_stays_has_no_hush() {
     assert_eq!(change.held(&moves).await, [0, 0, 0]);
 }
 
-/// On the way back the shards that stay get floors, for the names that come back to them.
+/// On the way back, the shards that stay get floors for the names that return to them.
 #[tokio::test]
 async fn a_floor_does_not_end_a_claim_of_a_name_that_stays() {
     let change = Change::prepared(2, 3).await;
@@ -286,7 +286,7 @@ async fn a_floor_does_not_end_a_claim_of_a_name_that_stays() {
     };
     tokio::pin!(steps);
     let again = loop {
-        // Calling again prolongs it.
+        // Placing the claim again prolongs it.
         let standing = engine.place(&claim).await.unwrap();
         tokio::select! {
             () = &mut steps => break engine.place(&claim).await.unwrap(),
@@ -334,7 +334,7 @@ async fn a_hold_that_moves_lives_through_all_steps() {
     assert_eq!(change.held(&name).await, [0, 0, 0]);
 }
 
-/// They need not be switched all at once, neither before nor after.
+/// Programs need not all be switched at once, neither before nor after the change.
 #[tokio::test]
 async fn a_set_of_shards_by_itself_is_refused_while_names_are_on_their_way() {
     let change = Change::made(2, 3).await;
@@ -359,7 +359,7 @@ async fn a_set_of_shards_by_itself_is_refused_while_names_are_on_their_way() {
     assert_eq!((opens(true).await, opens(false).await), (true, false));
     change.prepare(&terms()).await.unwrap();
     assert_eq!((opens(true).await, opens(false).await), (true, false));
-    // That would end the change.
+    // `init` would end the change.
     assert!(change.before().init().await.is_err());
     change.begin().await;
     assert_eq!((opens(true).await, opens(false).await), (false, false));
@@ -374,7 +374,7 @@ async fn a_set_of_shards_by_itself_is_refused_while_names_are_on_their_way() {
 }
 
 #[tokio::test]
-async fn a_program_that_was_not_switched_stops_it_if_its_name_moves() {
+async fn a_program_that_was_not_switched_stops_the_change_if_its_name_moves() {
     let change = Change::prepared(2, 3).await;
     let (stays, moves) = (change.name("a", "a"), change.name("a", "c"));
     let forgotten = Client::new(Arc::new(change.before().open().await.unwrap())).unwrap();
@@ -406,7 +406,7 @@ async fn a_hold_that_lost_one_of_its_shards_ends_in_the_hush() {
     let client = change.client().await;
     let guard = client.lock(&name).ttl(TTL).await.unwrap();
     let on = LockName::new(&name).unwrap();
-    // Somebody takes the new shard's part of it.
+    // The new shard's part of the hold is evicted.
     let view = change.stores[2].inspect().look(&on).await.unwrap();
     let there = view.token().unwrap();
     change.set_phase(2, 3).await;
@@ -416,13 +416,13 @@ async fn a_hold_that_lost_one_of_its_shards_ends_in_the_hush() {
         .evict(&on, there, how)
         .await
         .unwrap();
-    // Nothing can complete it before the hush is over, so at the latest it ends with its lease.
+    // Nothing can complete the hold before the hush is over, so it ends with its lease at the latest.
     let lost = tokio::time::timeout(2 * TTL, guard.lost()).await;
     assert!(lost.is_ok() && !guard.is_valid(), "{lost:?}");
 }
 
 #[tokio::test]
-async fn prepare_refuses_stores_that_are_not_the_sets() {
+async fn prepare_refuses_stores_of_other_sets() {
     let refused = async |change: &Change, what: &str| {
         let error = change.prepare(&terms()).await.unwrap_err().to_string();
         assert!(error.contains(what), "{what}: {error}");
@@ -431,7 +431,7 @@ async fn prepare_refuses_stores_that_are_not_the_sets() {
             assert!(!text.contains(SET), "{text}");
         }
     };
-    // A new shard in which somebody locks.
+    // A new shard in which a lock is held.
     let change = Change::made(2, 3).await;
     let other = Client::new(Arc::new(change.stores[2].another())).unwrap();
     let guard = other.lock("x").await.unwrap();
@@ -441,7 +441,7 @@ async fn prepare_refuses_stores_that_are_not_the_sets() {
     let mut lost = Change::made(2, 3).await;
     lost.stores[1] = Memory::new();
     refused(&lost, "shard b of the set").await;
-    // Another set's.
+    // The record of another set.
     let mut bills = Change::made(2, 3).await;
     bills.stores[2] = {
         let store = Memory::new();
@@ -450,7 +450,7 @@ async fn prepare_refuses_stores_that_are_not_the_sets() {
         store
     };
     refused(&bills, "bills").await;
-    // Two that are swapped.
+    // Two swapped shards.
     let mut swapped = Change::made(2, 3).await;
     swapped.stores.swap(0, 1);
     refused(&swapped, "two URLs are swapped").await;
@@ -472,7 +472,7 @@ async fn an_added_shard_is_given_back_and_no_other() {
     assert_eq!(alone().await, [false; 3]);
     change.abort().await;
     assert_eq!(alone().await, [false, false, true]);
-    // Somebody uses it now.
+    // Another program uses the shard now.
     let other = Client::new(Arc::new(change.stores[2].another())).unwrap();
     let guard = other.lock("x").await.unwrap();
     let migration = change.stores().migration().unwrap();
@@ -486,7 +486,7 @@ async fn an_added_shard_is_given_back_and_no_other() {
     assert_eq!(alone().await, [false; 3]);
 }
 
-/// The next change begins from the set that the last one led to.
+/// The next change begins with the set that the last one produced.
 #[tokio::test]
 async fn a_change_follows_a_change() {
     let change = Change::prepared(2, 3).await;
@@ -500,7 +500,7 @@ async fn a_change_follows_a_change() {
         let migration = back().migration().unwrap();
         migration.prepare(&terms().replace(replace), "test").await
     };
-    // It is not over.
+    // The change is not over.
     assert!(prepare(true).await.is_err());
     change.begin().await;
     change.finish(Phase::BothNew).await;

@@ -1,4 +1,4 @@
-//! Tests of sets of stores: on memory where nothing of a server is needed, else on real servers.
+//! Tests of sets of stores: in memory where no server is needed, otherwise on real servers.
 #![allow(clippy::unwrap_used)]
 
 mod away;
@@ -25,7 +25,7 @@ impl World {
         world
     }
 
-    /// Their set, as another process would name it.
+    /// Their set, as another process would open it.
     pub(crate) fn set(&self) -> Shards {
         let shards = self.0.iter().zip(["a", "b", "c", "d"]);
         let shards = shards.map(|(store, id)| (id, Arc::new(store.another()) as Arc<dyn Engine>));

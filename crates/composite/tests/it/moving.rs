@@ -28,7 +28,7 @@ impl Two {
         Self { old, new }
     }
 
-    /// Whose programs may be switched.
+    /// Two stores with records: programs may be switched.
     pub(crate) async fn prepared() -> Self {
         let two = Self::new();
         let terms = Prepare::default().pace(PACE).tight(TIGHT);
@@ -64,7 +64,7 @@ impl Two {
         assert_eq!(finished, Stepped::Done(to));
     }
 
-    /// The hush and after, where a store has lost its record.
+    /// Goes through the hush to the end, where a store has lost its record.
     async fn finish_lost(&self) {
         let how = How::new("test").record_lost(true);
         let finished = self.migration().finish(&how).await.unwrap();
@@ -76,7 +76,7 @@ impl Two {
         assert_eq!(aborted, Stepped::Done(Phase::Old));
     }
 
-    /// How many hold in each store.
+    /// How many claims hold in each store.
     async fn held(&self, name: &str) -> [usize; 2] {
         let name = LockName::new(name).unwrap();
         let mut held = [0, 0];
@@ -99,7 +99,7 @@ pub(crate) async fn token(client: &Client, name: &str) -> Token {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lock_moves_and_comes_back_with_growing_tokens() {
     let two = Two::prepared().await;
-    // Its tokens are far behind those of the old one.
+    // The new store's tokens are far below those of the old one.
     for _ in 0..50 {
         token(&Client::new(Arc::new(two.old.another())).unwrap(), "other").await;
     }
@@ -138,7 +138,7 @@ async fn a_lock_moves_and_comes_back_with_growing_tokens() {
     grow_and_differ(workers).await;
 }
 
-/// Takes a lock again and again. Its token and whether it is valid, at the begin and at the end of each hold.
+/// Takes a lock again and again. Returns its token and whether it is valid, at the beginning and at the end of each hold.
 pub(crate) async fn holds_until(
     done: &AtomicBool,
     client: &Client,
@@ -156,7 +156,7 @@ pub(crate) async fn holds_until(
     tokens
 }
 
-/// What each of these workers held was valid to its end, by growing tokens, and no two had the same one.
+/// Checks that each hold of these workers was valid to its end, that tokens grew, and that no two holds had the same one.
 pub(crate) async fn grow_and_differ(workers: Vec<JoinHandle<Vec<(Token, bool)>>>) {
     let mut all = Vec::new();
     for worker in workers {
@@ -235,7 +235,7 @@ async fn a_waiter_goes_on_waiting_through_all_steps() {
 
 /// One client knows phase 1, and is cut off from the records. The other one knows phase 2, and then 3.
 #[tokio::test]
-async fn knowledge_that_is_a_step_behind_excludes_still() {
+async fn clients_that_are_one_step_apart_exclude_each_other() {
     let two = Two::prepared().await;
     two.begin().await;
     let behind = two.engine().await;
@@ -250,7 +250,7 @@ async fn knowledge_that_is_a_step_behind_excludes_still() {
     assert!(token > Token(1000), "{token}");
 }
 
-/// Writes a phase, as nobody may who does not wait.
+/// Writes a phase without the wait that a real step needs.
 async fn set_phase(two: &Two, phase: u32, version: u64, floor: u64) {
     for store in [&two.old, &two.new] {
         let record = store.record("", None).await.unwrap();
@@ -271,7 +271,7 @@ async fn a_grant_below_the_floor_is_given_back() {
     let engine = two.engine().await;
     let name = LockName::new("x").unwrap();
     let claim = Claim::new(ClaimIds::new().unwrap().next(), "me", name).ttl(TTL);
-    // Somebody holds the new store alone, so the claim comes no further than the old one.
+    // Another claim holds the new store alone, so the claim comes no further than the old one.
     let mut blocker = claim.clone();
     blocker.id = ClaimIds::new().unwrap().next();
     assert!(matches!(
@@ -299,7 +299,7 @@ async fn a_grant_below_the_floor_is_given_back() {
     assert!(token(&client, "x").await > Token(1000));
 }
 
-/// A store whose locks can be reached, and whose record cannot be read while it is cut off.
+/// A store whose locks are reachable, but whose record cannot be read while it is cut off.
 #[derive(Debug)]
 pub(crate) struct NoRecord {
     pub(crate) engine: Arc<dyn Engine>,
@@ -330,7 +330,7 @@ impl std::fmt::Display for NoRecord {
     }
 }
 
-/// A client that can be cut off from the records, and what does it.
+/// A client, and a switch that cuts it off from the records.
 async fn cut_off(two: &Two) -> (Client, Arc<AtomicBool>) {
     let cut = Arc::new(AtomicBool::new(false));
     let store = |memory: &Memory| {
@@ -343,13 +343,13 @@ async fn cut_off(two: &Two) -> (Client, Arc<AtomicBool>) {
 }
 
 #[tokio::test]
-async fn without_the_record_nothing_is_believed_for_long() {
+async fn without_the_record_a_hold_ends_with_the_knowledge() {
     let two = Two::prepared().await;
     let (client, cut) = cut_off(&two).await;
     let guard = client.lock("x").ttl(TTL).await.unwrap();
     let begun = Instant::now();
     cut.store(true, SeqCst);
-    // Its lease is renewed all the time, and would not end.
+    // The lease is renewed all the time and does not end, but the client's knowledge does.
     let reason = guard.lost().await;
     assert_eq!(reason, LossReason::Expired);
     assert!(begun.elapsed() <= PACE, "{:?}", begun.elapsed());
@@ -380,9 +380,9 @@ impl std::fmt::Display for NoLocks {
     }
 }
 
-/// Whether it was asked in vain, or its breaker did not ask it any more.
+/// The second store fails, and then its breaker refuses without a request.
 #[tokio::test]
-async fn what_was_taken_is_given_back_if_the_second_store_is_away() {
+async fn the_first_store_is_given_back_if_the_second_is_away() {
     let two = Two::prepared().await;
     two.begin().await;
     let new = NoLocks(Arc::new(two.new.another()));
@@ -403,9 +403,9 @@ async fn what_was_taken_is_given_back_if_the_second_store_is_away() {
     }
 }
 
-/// A client knows phase 1 only, while two steps and the hush go by.
+/// A client knows only phase 1, while two steps and the hush take place.
 #[tokio::test]
-async fn a_client_that_learns_nothing_has_lost_its_hold_when_the_last_step_comes() {
+async fn a_cut_off_client_has_lost_its_hold_before_the_last_step() {
     let two = Two::prepared().await;
     two.begin().await;
     let (client, cut) = cut_off(&two).await;
@@ -430,7 +430,7 @@ async fn a_client_that_learns_nothing_has_lost_its_hold_when_the_last_step_comes
 }
 
 #[tokio::test]
-async fn one_record_is_enough_and_none_is_no_beginning() {
+async fn one_record_is_enough_and_no_record_is_refused() {
     let two = Two::prepared().await;
     two.begin().await;
     let before = two.client().await;
@@ -442,7 +442,7 @@ async fn one_record_is_enough_and_none_is_no_beginning() {
     };
     let client = lost.client().await;
     token(&client, "x").await;
-    // It may be another store. Who knows better says so, and the next step gives it a record again.
+    // The store may be a different one. The administrator says that it is not, and the next step writes its record again.
     let refused = lost.migration().finish(&How::new("test")).await;
     assert!(matches!(refused, Err(Error::Config { .. })), "{refused:?}");
     lost.finish_lost().await;
@@ -469,7 +469,7 @@ async fn a_lost_record_of_the_arbiter_comes_back_with_a_new_version() {
     assert!(status.version > version + 3, "{status:?}");
 }
 
-/// Programs that name another store by mistake would hold what others hold.
+/// Programs that name a wrong store by mistake would get locks that others hold.
 #[tokio::test]
 async fn a_store_without_a_record_grants_nothing_alone() {
     let two = Two::prepared().await;
@@ -498,9 +498,9 @@ async fn a_store_without_a_record_grants_nothing_alone() {
     token(&two.client().await, "x").await;
 }
 
-/// Programs of the set that ends may hold for its pace yet.
+/// Programs of the set that ends may still believe in holds for its pace.
 #[tokio::test]
-async fn the_next_move_takes_no_shorter_pace() {
+async fn the_next_move_refuses_a_shorter_pace() {
     let two = Two::prepared().await;
     two.begin().await;
     two.finish(Phase::BothNew).await;
@@ -546,7 +546,7 @@ async fn a_program_that_was_not_switched_is_seen() {
         panic!("{refused:?}")
     };
     assert!(why.contains('x') && why.contains("not switched"), "{why}");
-    // It is excluded nevertheless.
+    // Its hold excludes others nevertheless.
     assert!(two.client().await.try_lock("x").ttl(TTL).await.is_err());
     guard.release().await.unwrap();
     two.finish(Phase::BothNew).await;
@@ -573,7 +573,7 @@ async fn the_new_store_goes_on_alone() {
     two.finish(Phase::BothNew).await;
     let done = two.migration().finish_without_old(&how).await.unwrap();
     assert_eq!(done, Stepped::Done(Phase::New));
-    // The old store comes back with an old record, and learns.
+    // The old store comes back with an old record, and the next step updates it.
     let status = two.migration().status().await.unwrap();
     assert_ne!(status.stores[0].version, status.stores[1].version);
     let client = two.client().await;

@@ -1,4 +1,4 @@
-//! The words of the contract: a claim, its grant, its place in the queue, and how it ends.
+//! The types of the contract: a claim, its grant, its place in the queue, and how it ends.
 
 use std::borrow::Cow;
 use std::fmt::Display;
@@ -9,12 +9,13 @@ use super::promises::{Floor, LeaseKind, Promises};
 use super::setters::setters;
 use crate::types::{BootInstant, ClaimId, Error, LockName, Mode, Result, Token, Tokens};
 
-/// No claim has a higher [`floor`](Claim#structfield.floor): tokens are below [`Token::END`], and those above the floor must have room.
+/// No claim has a higher [`floor`](Claim#structfield.floor): tokens are below [`Token::END`], and there must be room for tokens
+/// above the floor.
 pub const MAX_FLOOR: Token = Token(1 << 52);
 
 /// One request for one lock, which waits or holds. Cheap to clone.
 ///
-/// Made by [`Claim::new`]; the methods with the names of the fields change one each.
+/// Made by [`Claim::new`]; each method with the name of a field sets that field.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -33,29 +34,29 @@ pub const MAX_FLOOR: Token = Token(1 << 52);
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Claim {
-    /// Chosen by the client; every call about this claim carries it.
+    /// Chosen by the client, and part of every call about this claim.
     pub id: ClaimId,
-    /// Who claims: for people, and for a process that joins the hold (`FENCELOCK_OWNER`). At most 255 bytes, no control
+    /// The owner, for people and for a process that joins the hold (`FENCELOCK_OWNER`). At most 255 bytes, no control
     /// characters.
     pub owner: Arc<str>,
     /// The lock.
     pub name: LockName,
-    /// How it is to be held.
+    /// The mode in which to hold.
     pub mode: Mode,
     /// The lease: how long the client may believe without renewal. The server keeps the lock for `ttl + lock_delay`.
     pub ttl: Duration,
-    /// For how much longer the server keeps a lock whose holder vanished.
+    /// How much longer the server keeps a lock whose holder vanished.
     pub lock_delay: Duration,
-    /// Whether to join the queue if the lock cannot be had at once.
+    /// Whether to join the queue if the lock is not granted at once.
     pub wait: bool,
     /// How many tokens the claim would like, at least 1. An engine that does not hand out ranges gives one.
     pub reserve: u32,
     /// Whether others must be able to read the token from the store as soon as it is granted. Without it an engine may
     /// write the token with the first renewal only, if that is faster.
     pub record: bool,
-    /// The tokens of its grant are above this; 0 for none. Where the store has one counter ([`Floor::Store`]), the claim raises
-    /// it, so later grants to anybody are above it, too. A claim has one floor from its first call on; one that holds already
-    /// with a lower token keeps it.
+    /// The tokens of its grant are above this; 0 for none. If the store has one counter ([`Floor::Store`]), the claim raises
+    /// it, so all later grants are above the floor, too. A claim has the same floor from its first call on. A claim that
+    /// already holds with a lower token keeps that token.
     pub floor: Token,
     /// A note for people. At most 255 bytes, no control characters.
     pub label: Option<Arc<str>>,
@@ -92,7 +93,7 @@ impl Claim {
         self
     }
 
-    /// What an engine calls before it sends anything of a claim.
+    /// Checks the floor. An engine calls this before it sends anything about a claim.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if the claim has a floor and the store promises none, [`Error::Invalid`] if the floor is above
@@ -180,15 +181,15 @@ impl Grant {
 pub struct Place {
     /// How many waiters are before this one; holders are not counted. `None` if the engine keeps no order.
     pub ahead: Option<u64>,
-    /// When to call [`Engine::place`](super::Engine::place) again at the latest if nothing happens before.
+    /// When [`Engine::place`](super::Engine::place) must be called again at the latest.
     pub recheck: BootInstant,
-    /// Why the store grants nothing to anybody at this time, if that is so. A request that gives up then says so, and not that
-    /// somebody holds the lock.
+    /// Why the store grants nothing at this time, if it does not. A request that gives up reports this reason, and not that
+    /// another holds the lock.
     pub stalled: Option<Cow<'static, str>>,
 }
 
 impl Place {
-    /// A place of which only the time of the next call is known.
+    /// A place with only the time of the next call.
     #[must_use]
     pub const fn new(recheck: BootInstant) -> Self {
         Self {
@@ -198,7 +199,7 @@ impl Place {
         }
     }
 
-    /// The same, while nothing is granted to anybody, and why.
+    /// Sets why the store grants nothing at this time.
     #[must_use]
     pub fn stalled(mut self, why: impl Into<Cow<'static, str>>) -> Self {
         self.stalled = Some(why.into());
@@ -216,16 +217,16 @@ pub enum Standing {
     Held(Grant),
     /// The claim waits in the queue.
     Waiting(Place),
-    /// Somebody else holds, and the claim was not to wait. The server keeps nothing of the claim.
+    /// Another claim holds, and this one must not wait. The server keeps nothing of the claim.
     Busy,
     /// The claim is over, and its id must not be placed again. It belonged to another process (such as a replica of the lock
     /// service), which has ended it or cannot be reached. The core withdraws it like every claim that was placed. If it still
     /// wants the lock, it makes a new claim, with a new id, at the end of the queue. An engine whose claims belong to its own
-    /// process takes a new place by itself.
+    /// process takes a new place itself and never returns this.
     Ended,
 }
 
-/// A claim that holds, with its present token (which moves on with each hand-off inside the process).
+/// A claim that holds, with its present token (which changes with each hand-off inside the process).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct HeldClaim {
@@ -233,7 +234,7 @@ pub struct HeldClaim {
     pub claim: Claim,
     /// The present token.
     pub token: Token,
-    /// Whether its renewal sets the lease, also if that then ends sooner. Otherwise a renewal never shortens.
+    /// Whether its renewal sets the lease even if the lease then ends sooner. Otherwise a renewal never shortens.
     pub shorten: bool,
 }
 
@@ -271,18 +272,18 @@ pub enum Renewal {
     /// The lease counts anew; the store has the token now.
     #[non_exhaustive]
     Kept {
-        /// Before the renewal was sent.
+        /// An instant before the renewal was sent.
         counted_from: BootInstant,
         /// As in [`Grant::lease`].
         lease: Duration,
-        /// Whether somebody asked for the lock back (see [`Evict::Ask`](super::Evict::Ask)).
+        /// Whether another client asked for the lock (see [`Evict::Ask`](super::Evict::Ask)).
         asked: bool,
     },
     /// The claim does not hold, or holds by another grant than that of the token.
     Lost,
     /// The claim does not hold: what its hold depended on has ended.
     Ended(LeaseKind),
-    /// No answer, or one that does not decide it.
+    /// No answer, or an answer that leaves the outcome open.
     Unknown(Error),
 }
 
@@ -301,7 +302,7 @@ impl Renewal {
 /// How to withdraw a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leave {
-    /// In good order: the next waiter may have the lock at once.
+    /// The normal release: the next waiter may have the lock at once.
     Release,
     /// After a loss: the lock-delay still runs, and nothing is handed over.
     Abandon,
@@ -316,19 +317,19 @@ pub enum Withdrawn {
     Released,
     /// It waited, and has left the queue.
     LeftQueue,
-    /// It held, and its lease had ended before.
+    /// It had held, but its lease had already ended.
     Expired,
-    /// It neither held nor waited; somebody else may hold the lock.
+    /// It neither held nor waited; another claim may hold the lock.
     NotOwner,
 }
 
-/// Something that the store reports unasked.
+/// An event that the store reports by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// This claim no longer holds: somebody else ended it.
+    /// This claim no longer holds: another client ended it.
     Lost(ClaimId),
     /// This claim no longer holds: what its hold depended on has ended.
     Ended(ClaimId, LeaseKind),
-    /// Somebody asks this claim to release the lock.
+    /// Another client asks this claim to release the lock.
     Asked(ClaimId),
 }

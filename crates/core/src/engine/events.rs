@@ -1,4 +1,4 @@
-//! What a store reports unasked, as a stream.
+//! The events of a store, as a stream.
 
 use std::fmt;
 use std::pin::Pin;
@@ -11,8 +11,8 @@ use tokio::sync::mpsc;
 use super::claim::Event;
 use crate::types::{Error, Result};
 
-/// What a store reports unasked; see [`Engine::events`](super::Engine::events). It goes on after an error and ends when the
-/// engine is closed.
+/// The events that a store reports by itself; see [`Engine::events`](super::Engine::events). The stream continues after an
+/// error and ends when the engine is closed.
 pub struct EventStream(Pin<Box<dyn Stream<Item = Result<Event>> + Send>>);
 
 impl EventStream {
@@ -24,7 +24,7 @@ impl EventStream {
     /// The next event; `None` once the engine is closed.
     ///
     /// # Cancel safety
-    /// May be dropped; no event is lost by that.
+    /// May be dropped; no event is lost.
     pub async fn next(&mut self) -> Option<Result<Event>> {
         std::future::poll_fn(|cx| self.0.as_mut().poll_next(cx)).await
     }
@@ -44,12 +44,12 @@ impl fmt::Debug for EventStream {
     }
 }
 
-/// Where an engine puts its events.
+/// The sender of an engine's events.
 #[derive(Clone, Debug)]
 pub struct EventSender(mpsc::UnboundedSender<Event>);
 
 impl EventSender {
-    /// Reports an event. If nobody listens, the engine is about to be dropped.
+    /// Reports an event. If nobody listens any more, the engine is about to be dropped, and the event is ignored.
     pub fn tell(&self, event: Event) {
         let _ = self.0.send(event);
     }
@@ -74,7 +74,7 @@ impl EventSender {
 pub struct EventSource(Mutex<Option<EventStream>>);
 
 impl EventSource {
-    /// A source, and where the engine puts its events.
+    /// A source, and the sender for the engine.
     #[must_use]
     pub fn channel() -> (EventSender, Self) {
         let (sender, mut events) = mpsc::unbounded_channel();
@@ -82,7 +82,7 @@ impl EventSource {
         (EventSender(sender), source)
     }
 
-    /// The same, for at most so many events that nobody has taken yet.
+    /// A source with a limit of `most` events that wait to be read.
     #[must_use]
     pub fn bounded(most: usize) -> (mpsc::Sender<Event>, Self) {
         let (sender, mut events) = mpsc::channel(most);

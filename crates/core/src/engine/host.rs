@@ -7,7 +7,7 @@ use crate::types::Result;
 /// A host's name or address without brackets, and its port.
 pub type Address = (String, u16);
 
-/// An address as a URL has it.
+/// An address as it is written in a URL.
 #[must_use]
 pub fn host_and_port((host, port): &Address) -> String {
     match host.contains(':') {
@@ -16,7 +16,7 @@ pub fn host_and_port((host, port): &Address) -> String {
     }
 }
 
-/// A host of a URL that may name credentials for each. `Debug` does not show the password.
+/// A host of a URL in which each host may have credentials of its own. `Debug` does not show the password.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct UrlHost {

@@ -1,7 +1,7 @@
 //! The contract between the core and the code that talks to one kind of server.
 //!
-//! An engine knows *claims*: one request for one lock, with an id that the client chose before it sent the first byte, so
-//! that every call can be repeated. [`Engine`] is what a lock needs, [`Inspect`] what people and resources ask.
+//! An engine knows *claims*: one request for one lock, with an id that the client chose before it sent the first byte, so that
+//! every call can be repeated. [`Engine`] has what a lock needs, [`Inspect`] has what people and resources need.
 
 mod claim;
 mod events;
@@ -40,20 +40,20 @@ use crate::types::{Clock, Error, LockName, Result, Token};
 ///
 /// # The promise to the core
 /// * No call panics, and none waits longer than the engine's response timeout, except [`wait`](Engine::wait),
-///   [`events`](Engine::events) and [`Inspect::watch`], which wait for something to happen.
+///   [`events`](Engine::events) and [`Inspect::watch`], which wait for an event.
 /// * Every call about a claim is idempotent by the claim's id.
-/// * A request may take effect late, after others of the same claim, where another process goes on with the claim
-///   ([`Promises::portable`]). So `place` never shortens a lease, a renewal does so only if it says so, a renewal is for one
-///   grant alone, and an engine that gives back a grant which the store pushed names that grant's token: it must not end a
+/// * A request may take effect late, after others of the same claim, if another process continues the claim
+///   ([`Promises::portable`]). So `place` never shortens a lease. A renewal shortens one only if it says so, and it is for one
+///   grant alone. An engine that gives back a grant which the store pushed names that grant's token, since it must not end a
 ///   later one.
 ///
 /// # The core's promise
 /// * No call in flight is dropped, except [`wait`](Engine::wait), [`Inspect::look`], [`Inspect::watch`] and
 ///   [`Inspect::attest`], which hold nothing on the server.
 /// * For one claim, calls come one at a time, in order.
-/// * A claim that was placed is withdrawn in the end, also after a loss; [`Standing::Busy`] needs no withdrawal. Only what
-///   stays taken after its release ([`Acquire::at_least`](crate::Acquire::at_least)) is left to its lease if the client ends
-///   before that.
+/// * A claim that was placed is withdrawn in the end, even after a loss; [`Standing::Busy`] needs no withdrawal. Only a lock
+///   that stays held after its release ([`Acquire::at_least`](crate::Acquire::at_least)) is left to its lease if the client
+///   ends before that.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -73,7 +73,7 @@ use crate::types::{Clock, Error, LockName, Result, Token};
 /// ```
 #[async_trait]
 pub trait Engine: Debug + Display + Send + Sync + 'static {
-    /// What this store promises, as it was found when it was opened.
+    /// What this store promises, as it was found when the store was opened.
     fn promises(&self) -> &Promises;
 
     /// The clock of this engine's instants.
@@ -81,15 +81,15 @@ pub trait Engine: Debug + Display + Send + Sync + 'static {
         Clock::Boot
     }
 
-    /// Takes the lock, or joins the queue. Calling again reports, prolongs, and keeps the place; after
-    /// [`Standing::Ended`] it does so with a new id.
-    /// A weaker mode on a claim that holds downgrades it, with a new token.
+    /// Takes the lock, or joins the queue. Another call with the same id reports the standing, prolongs a hold, and keeps a
+    /// place. After [`Standing::Ended`] the claim needs a new id. A weaker mode on a claim that holds downgrades it, with a new
+    /// token.
     ///
     /// On a claim that holds, the lease then ends at the later of two times: when it would have ended, and the claim's ttl
     /// from now. It is never shortened, and the token stays (except for a downgrade).
     async fn place(&self, claim: &Claim) -> Result<Standing>;
 
-    /// Returns when the standing may have changed; it may carry the grant itself. May be dropped and called again.
+    /// Returns when the standing may have changed; it may return the grant itself. May be dropped and called again.
     async fn wait(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>>;
 
     /// Prolongs many holds in as few round trips as the engine can; one that fails does not fail the others. Answers in
@@ -99,10 +99,10 @@ pub trait Engine: Debug + Display + Send + Sync + 'static {
     /// the answer is [`Renewal::Lost`], and nothing changes.
     ///
     /// The lease then ends at the later of two times: when it would have ended, and the claim's ttl from now. So a renewal that
-    /// arrives once more, after a longer one, takes nothing away. With [`HeldClaim::shorten`] the lease is the claim's ttl from
-    /// now in any case (where a session keeps it, the store may keep it for longer). If a request of this engine may arrive
-    /// more than once, such a renewal may do so after later ones: from then on the engine reports no longer lease of this grant
-    /// than that one asked for.
+    /// arrives again after a longer one does not shorten the lease. With [`HeldClaim::shorten`] the lease is the claim's ttl
+    /// from now in any case (if a session keeps the hold, the store may keep it for longer). If a request of this engine may
+    /// arrive more than once, such a renewal may arrive after later ones. So from then on the engine reports no longer lease of
+    /// this grant than that renewal asked for.
     async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal>;
 
     /// Releases, leaves the queue, or undoes a call of unknown outcome. While an earlier call of this claim that had no
@@ -110,9 +110,9 @@ pub trait Engine: Debug + Display + Send + Sync + 'static {
     /// withdraws again.
     async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn>;
 
-    /// This process no longer speaks for a waiting claim, which may go on in another process ([`Promises::portable`]):
-    /// forgets it here and asks nothing of the store. If the store later pushes a grant to this process, nobody takes it,
-    /// as if the process had ended. No call for the claim may be in flight here but a dropped [`wait`](Engine::wait).
+    /// Forgets a waiting claim in this process, without a request to the store. Another process may continue the claim
+    /// ([`Promises::portable`]). If the store later pushes a grant to this process, it is not taken, as if the process had
+    /// ended. No call for the claim may be in flight here, except a dropped [`wait`](Engine::wait).
     fn forget(&self, claim: &ClaimId) {
         let _ = claim;
     }
@@ -124,17 +124,17 @@ pub trait Engine: Debug + Display + Send + Sync + 'static {
     }
 
     /// The lane of a name. The core renews claims of different lanes by different calls, so that a part of a store that does
-    /// not answer delays no renewal of the other parts.
+    /// not answer does not delay the renewals of other parts.
     fn lane(&self, name: &LockName) -> u32 {
         let _ = name;
         0
     }
 
-    /// Makes the change, if there is one, and returns the store's record. The change takes effect only if the version still
-    /// is [`RecordChange::from`]. The caller compares the text, not the version: if it repeats a change after a lost reply,
-    /// it finds its own text. Linearizable, and as durable as grants are. The record is no lock: no listing shows it.
+    /// Makes the change, if there is one, and returns the store's record. The change takes effect only if the version is still
+    /// [`RecordChange::from`]. The caller compares the text, not the version: if it repeats a change after a lost reply, it
+    /// finds its own text. Linearizable, and as durable as grants are. The record is not a lock, so no listing shows it.
     ///
-    /// There is one record for each `scope`: the prefix before all names (`""`: none).
+    /// There is one record for each `scope`, which is the prefix of all names (`""` without a prefix).
     ///
     /// # Errors
     /// [`Error::Unsupported`] if the store has no record, and those of the request.
@@ -144,18 +144,18 @@ pub trait Engine: Debug + Display + Send + Sync + 'static {
         Err(Error::unsupported(self, "a record", why))
     }
 
-    /// What the store reports unasked. One listener per engine: a second call is an error. The stream goes on after an item
-    /// that is an error.
+    /// The events that the store reports by itself. There is one listener per engine: a second call is an error. The stream
+    /// continues after an item that is an error.
     fn events(&self) -> Result<EventStream>;
 
-    /// The same store, for people and resources.
+    /// The inspection of the same store.
     fn inspect(&self) -> &dyn Inspect;
 
     /// Ends connections. Later calls answer [`Error::Closed`].
     async fn close(&self) -> Result<()>;
 }
 
-/// What people and resources ask of a store.
+/// What people and resources need of a store.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -174,8 +174,8 @@ pub trait Inspect: Send + Sync {
     /// The lock as it is now. May be dropped.
     async fn look(&self, name: &LockName) -> Result<LockView>;
 
-    /// Waits until the highest token of the lock is another than `seen` (`None`: the lock was free). By default it looks again
-    /// and again, with pauses that grow to half a second. May be dropped.
+    /// Waits until the highest token of the lock differs from `seen` (`None`: the lock was free). By default it looks again and
+    /// again, with pauses that grow to half a second. May be dropped.
     async fn watch(&self, name: &LockName, seen: Option<Token>) -> Result<LockView> {
         let mut pause = Duration::from_millis(20);
         loop {
@@ -188,8 +188,8 @@ pub trait Inspect: Send + Sync {
         }
     }
 
-    /// The locks that are held and whose names begin with `prefix`, a part at a time, in no particular order. A part may
-    /// have more or fewer than `limit`.
+    /// The locks that are held and whose names begin with `prefix`, one page at a time, in no particular order. A page may have
+    /// more or fewer than `limit`.
     async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>>;
 
     /// Force-releases the lock, or asks for its release. Only the holder with this token (or with this token in its range) is
@@ -198,26 +198,26 @@ pub trait Inspect: Send + Sync {
     async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool>;
 
     /// The hold of an owner in another process, and what a process that joins it may believe; `None` if this owner does not
-    /// hold. By default it reads [`look`](Inspect::look), which is enough where the store counts down what is left. Where
-    /// it does not, the engine asks the holder itself. May be dropped.
+    /// hold. By default it reads [`look`](Inspect::look), which is enough if the store reports the remaining time. If it does
+    /// not, the engine asks the holder itself. May be dropped.
     async fn attest(&self, name: &LockName, owner: &str) -> Result<Option<(HolderView, Grant)>> {
         let asked = Clock::Boot.now();
         Ok(self.look(name).await?.attest(owner, asked))
     }
 
-    /// What is wrong with this store, as it is now, beyond the limits in its [promises](Engine::promises).
+    /// What is wrong with this store, now, beyond the limits in its [promises](Engine::promises).
     async fn diagnose(&self) -> Result<Vec<Finding>> {
         Ok(Vec::new())
     }
 }
 
-/// What `fencelock::connect` opens: each engine's crate has such a type, named `Options`.
+/// The typed options of a store, for `fencelock::connect`. Each engine's crate has such a type, named `Options`.
 #[async_trait]
 pub trait StoreOptions: Any + Debug + Send + Sync {
-    /// The options as a URL has them.
+    /// The options in the form of a URL.
     fn url(&mut self) -> &mut StoreUrl;
 
-    /// Reads the options, and the files and variables that they name, as opening does; sends nothing.
+    /// Reads the options, and the files and variables that they name, like opening, but sends nothing.
     ///
     /// # Errors
     /// [`Error::Config`] for options that cannot be used.

@@ -1,8 +1,8 @@
-//! What makes the typed options of the engines.
+//! Macros for the typed options of the engines.
 
-/// Makes the type `Options` of an engine, with the fields `url` and `own`, into [`StoreOptions`] that show no password.
-/// Called as `store_options!(|options| Config::new(options), open(options).await)`: what reads the options, and what opens the
-/// store.
+/// Makes the type `Options` of an engine, with the fields `url` and `own`, into [`StoreOptions`] that show no password. Called
+/// as `store_options!(|options| Config::new(options), open(options).await)`: one expression reads the options, and one opens
+/// the store.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! store_options {

@@ -25,7 +25,7 @@ impl Order {
     }
 }
 
-/// What [`Claim::floor`](super::Claim#structfield.floor) raises. From the weakest to the strongest.
+/// Which tokens [`Claim::floor`](super::Claim#structfield.floor) raises, from the weakest to the strongest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Floor {
@@ -77,7 +77,7 @@ impl LeaseKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Wake {
-    /// A message wakes it. It polls the store as a fall-back at most.
+    /// A message wakes it. It polls the store only as a fallback.
     Push,
     /// It polls the store.
     Poll,
@@ -94,7 +94,7 @@ impl Wake {
     }
 }
 
-/// What the store remembers of a grant after it was killed or lost power.
+/// What the store keeps of its grants after it was killed or lost power.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Durability {
@@ -118,9 +118,9 @@ impl Durability {
     }
 }
 
-/// What an engine promises on the store as it was found at open. What is not promised is refused, never imitated.
+/// What an engine promises on the store as it was found when it was opened. What is not promised is refused, never imitated.
 ///
-/// Made by [`Promises::new`] or [`Promises::full`]; the methods with the names of the fields change one each.
+/// Made by [`Promises::new`] or [`Promises::full`]; each method with the name of a field sets that field.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -149,7 +149,7 @@ pub struct Promises {
     pub lock_delay: bool,
     /// Whether a grant may carry a range of tokens, for hand-off inside a process.
     pub ranges: bool,
-    /// Whether another process that knows a claim's id may go on with the claim: it may place it again (which returns its grant
+    /// Whether another process that knows a claim's id may continue the claim: it may place it again (which returns its grant
     /// or its place in the queue), renew it, and withdraw it.
     pub portable: bool,
     /// Whether the store keeps a record, which a set of stores needs ([`Engine::record`](super::Engine::record)).
@@ -160,11 +160,11 @@ pub struct Promises {
     pub lease: LeaseKind,
     /// How waiters wake.
     pub wake: Wake,
-    /// What is remembered.
+    /// What survives a crash.
     pub durability: Durability,
     /// What must be true of clocks for mutual exclusion, as a sentence.
     pub clock: &'static str,
-    /// The shortest ttl that makes sense here.
+    /// The shortest ttl.
     pub min_ttl: Duration,
     /// The longest `ttl + lock_delay`.
     pub max_ttl: Duration,
@@ -175,7 +175,7 @@ pub struct Promises {
 }
 
 impl Promises {
-    /// Exclusive leases of 100 ms to 100 years for waiters that poll the store, in no order, forgotten in a crash. Nothing more.
+    /// Exclusive leases of 100 ms to 100 years for waiters that poll the store, in no order, lost in a crash. Nothing more.
     #[must_use]
     pub const fn new(engine: &'static str, clock: &'static str) -> Self {
         Self {
@@ -199,8 +199,8 @@ impl Promises {
         }
     }
 
-    /// The same with everything that the contract has: first come, first served, shared mode, permits, a lock-delay, ranges of
-    /// tokens, and claims with which another process may go on.
+    /// Everything that the contract has: first come, first served, shared mode, permits, a lock-delay, ranges of tokens, and
+    /// claims that another process may continue.
     #[must_use]
     pub fn full(engine: &'static str, clock: &'static str) -> Self {
         Self {
@@ -274,7 +274,7 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// What may happen, against which purpose, and what to change.
+    /// A finding against a purpose: what may happen, and what to change.
     #[must_use]
     pub fn new(purpose: Purpose, what: impl Into<String>, change: impl Into<String>) -> Self {
         Self {
@@ -284,7 +284,7 @@ impl Finding {
         }
     }
 
-    /// Something that can make this store grant a lock twice.
+    /// A finding of something that can make this store grant a lock twice.
     #[must_use]
     pub fn against_correctness(what: impl Into<String>, change: impl Into<String>) -> Self {
         Self::new(Purpose::Correctness, what, change)

@@ -1,4 +1,4 @@
-//! A text that a store keeps beside its locks: what a set of stores is.
+//! A text that a store keeps besides its locks: the description of a set of stores.
 
 use crate::types::{Error, Result};
 
@@ -26,14 +26,14 @@ pub const MAX_RECORD_BYTES: usize = 4096;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Record {
-    /// Another number after each change, and never one that was there before; 0 if there is no record.
+    /// A different number after each change, never used before; 0 if there is no record.
     pub version: u64,
     /// The text; empty if there is no record.
     pub text: String,
 }
 
 impl Record {
-    /// A record that is there.
+    /// A record that exists.
     #[must_use]
     pub fn new(version: u64, text: impl Into<String>) -> Self {
         let text = text.into();
@@ -41,11 +41,11 @@ impl Record {
     }
 }
 
-/// A change of a [`Record`], which takes effect if nobody changed the record meanwhile.
+/// A change of a [`Record`], which takes effect if the record was not changed meanwhile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RecordChange {
-    /// The version that the record must still have; 0: there is none.
+    /// The version that the record must still have; 0 if there must be no record.
     pub from: u64,
     /// The new text.
     pub text: String,

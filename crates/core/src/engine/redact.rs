@@ -1,10 +1,10 @@
 //! Which part of a store's URL may be shown: nothing before an `@`, and no option.
 //!
-//! If a person does not encode a `/`, `?` or `@` of a password, or forgets the slashes before the hosts, then parsing takes the
-//! password for a path, an option or a host. So every part before the last `@` may be a password, whatever it looks like. Where
-//! such a part would have to be a path, an option or a host, the URL is refused before anybody can quote the part.
+//! If a person does not encode a `/`, `?` or `@` of a password, or forgets the slashes before the hosts, then parsing mistakes
+//! the password for a path, an option or a host. So every part before the last `@` may be a password. If such a part could only
+//! be a path, an option or a host, the URL is refused before an error can quote the part.
 
-/// What to do about an `@` behind the hosts.
+/// What to do about an `@` after the hosts.
 pub(crate) const AMBIGUOUS: &str = "it has an @ where no user and password can be; write SCHEME://USER:PASSWORD@HOST, and in user, password, path and options / as %2F, ? as %3F and @ as %40";
 
 /// What to do about a password with a comma, where each host may have a password.
@@ -32,9 +32,9 @@ pub(crate) fn scheme(text: &str) -> Option<(&str, &str)> {
     (!scheme.is_empty() && scheme.chars().all(plain)).then_some((scheme, rest))
 }
 
-/// Whether this is what a host and its port look like, so that it may be quoted.
+/// Whether this looks like a host and its port, so that it may be quoted.
 pub(crate) fn is_plain_host(host: &str) -> bool {
-    // An IPv6 address stands in brackets; a `%2F` begins the path of a socket.
+    // An IPv6 address is in brackets; a `%2F` begins the path of a socket.
     let (name, port) = match host.rsplit_once(':') {
         Some((name, port)) if !port.ends_with(']') => (name, Some(port)),
         _ => (host, None),
@@ -46,14 +46,14 @@ pub(crate) fn is_plain_host(host: &str) -> bool {
         && port.is_none_or(|port| port.parse::<u16>().is_ok())
 }
 
-/// Whether the text before an `@` could be a password that parsing would take for something else.
+/// Whether the text before an `@` could be a password that parsing would mistake for something else.
 pub(crate) fn is_ambiguous(scheme: &str, rest: &str) -> bool {
     let (before, query) = rest.split_once('?').unwrap_or((rest, ""));
     let (hosts, path) = match before.strip_prefix("//") {
         Some(hosts) => hosts.split_once('/').unwrap_or((hosts, "")),
         None => ("", before),
     };
-    // The path of a file may well have an @ in it; but not one that ends what looks like `user:password`.
+    // The path of a file may contain an @, but not after a text that looks like `user:password`.
     let of_file = hosts.is_empty() && (scheme == "sqlite" || scheme.ends_with("+unix"));
     let in_path = match path.rsplit_once('@') {
         Some((before, _)) => !of_file || before.contains(':'),
@@ -71,8 +71,8 @@ pub(crate) fn is_ambiguous(scheme: &str, rest: &str) -> bool {
     in_path || in_option
 }
 
-/// The URL as it may be shown, whether or not it makes sense: without options, and with `***` for all that stands before
-/// the last `@`, and for hosts that look like none (a password whose `@` was forgotten or encoded).
+/// The URL as it may be shown, even if it is wrong: without options, and with `***` for everything before the last `@`, and for
+/// hosts that do not look like hosts (a password whose `@` was forgotten or encoded).
 pub(crate) fn redacted(text: &str) -> String {
     // Its options are URLs, whose passwords may be encoded or not.
     if let Some((scheme, _)) =
@@ -89,7 +89,7 @@ pub(crate) fn redacted(text: &str) -> String {
             _ => text.to_owned(),
         };
     };
-    // Without the slashes it need not be a scheme, but may be a user.
+    // Without the slashes the text before the colon may be a user instead of a scheme.
     let scheme = scheme(hidden).filter(|(_, rest)| rest.starts_with("//"));
     let begin = match scheme {
         Some((scheme, _)) => format!("{scheme}://"),
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_shown() {
+    fn parts_that_may_be_shown() {
         for (text, want) in [
             ("shards:?a=redis%3A%2F%2Fu%3Ap%40h&b=sqlite:/x", "shards:"),
             (
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn an_at_that_is_no_password_s_may_stay() {
+    fn an_at_sign_outside_of_a_password_may_stay() {
         for text in [
             "sqlite:/home/me@corp/x.db",
             "redis+unix:///run/me@corp.sock",
@@ -210,7 +210,7 @@ mod tests {
             "redlock://u:hunter2,x@h1,h2,h3",
             "redlock://h0,u:x,hunter2@h1,:p@h2",
         ] {
-            // Hosts that are taken for hosts are quoted only where `take_hosts` or the engine may.
+            // What counts as a host is quoted only where `take_hosts` or the engine may quote it.
             let shown = shown(text);
             assert!(!shown.contains("hunter2"), "{text}: {shown}");
         }

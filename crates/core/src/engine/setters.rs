@@ -1,4 +1,4 @@
-//! The methods that change one field of a value that other crates build.
+//! Methods that set one field of a value that other crates build.
 
 /// For each field, a method with its name.
 macro_rules! setters {

@@ -1,8 +1,8 @@
-//! The URL of a store, taken apart. (Long by its examples.) Its form is
+//! Parsing the URL of a store. (Long by its examples.) Its form is
 //! `scheme://user:password@host:port,host:port/path?option=value`.
 //!
 //! Every engine takes the parts and options that it knows and then calls [`StoreUrl::finish`], which refuses the rest. A
-//! program that has no text builds the same from typed options (`StoreOptions`).
+//! program can also build it from typed options (`StoreOptions`).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -37,14 +37,14 @@ pub struct StoreUrl {
     pub scheme: String,
     /// The user, percent-decoded.
     pub user: Option<String>,
-    /// Passwords by the name of their option, percent-decoded; engines ask [`StoreUrl::take_secret`] instead.
+    /// Passwords by the name of their option, percent-decoded; engines use [`StoreUrl::take_secret`] instead.
     secrets: BTreeMap<&'static str, String>,
     /// `host` or `host:port`, as written; empty without `//`.
     pub hosts: Vec<String>,
     /// Hosts and credentials, as written.
     authority: String,
-    /// Whether the store is opened to look at it only: nothing is taken through this connection. Then opening writes nothing,
-    /// and needs no right to write and no server that takes writes.
+    /// Whether the store is opened for inspection only: no locks are taken through it. Then opening writes nothing, and needs
+    /// neither the right to write nor a server that takes writes.
     pub inspect_only: bool,
     /// Whether a set of stores opens only the stores that a call needs.
     pub as_needed: bool,
@@ -54,7 +54,7 @@ pub struct StoreUrl {
     pub path: String,
     options: BTreeMap<String, String>,
     known: Vec<String>,
-    /// The text, as it may be shown; none if a program built or changed the URL.
+    /// The text, as it may be shown; `None` if a program built or changed the URL.
     shown: Option<String>,
 }
 
@@ -62,7 +62,7 @@ pub struct StoreUrl {
 const PASSWORD: &str = "password";
 
 impl StoreUrl {
-    /// Takes a URL apart.
+    /// Parses a URL.
     ///
     /// # Errors
     /// [`Error::Config`] if it has no scheme, a part that is not UTF-8 when decoded, an option twice, or an `@` that could
@@ -128,7 +128,7 @@ impl StoreUrl {
         })
     }
 
-    /// A URL from its parts, in which nothing is encoded. Opening the store refuses what makes no sense.
+    /// A URL from its parts, in which nothing is encoded. Opening the store refuses what cannot be used.
     #[must_use]
     pub fn new(
         scheme: &str,
@@ -153,7 +153,7 @@ impl StoreUrl {
         url
     }
 
-    /// Other hosts.
+    /// Sets other hosts.
     pub fn set_hosts(&mut self, hosts: impl IntoIterator<Item = impl Into<String>>) {
         let hosts = hosts.into_iter().map(Into::into);
         // The directory of a socket has slashes.
@@ -163,13 +163,13 @@ impl StoreUrl {
         self.shown = None;
     }
 
-    /// Another scheme for the same server.
+    /// Sets another scheme for the same server.
     pub fn set_scheme(&mut self, scheme: impl Into<String>) {
         self.scheme = scheme.into();
         self.shown = None;
     }
 
-    /// Another path on the same server.
+    /// Sets another path on the same server.
     pub fn set_path(&mut self, path: impl Into<String>) {
         self.path = path.into();
         self.shown = None;
@@ -180,12 +180,12 @@ impl StoreUrl {
         self.options.insert(option.to_owned(), value.into());
     }
 
-    /// Sets what [`StoreUrl::take_secret`] returns.
+    /// Sets the value that [`StoreUrl::take_secret`] returns.
     pub fn set_secret(&mut self, what: &'static str, secret: impl Into<String>) {
         self.secrets.insert(what, secret.into());
     }
 
-    /// Whether both name one store with the same options, passwords aside.
+    /// Whether both URLs name the same store with the same options, apart from passwords.
     ///
     /// ```
     /// # use fencelock_core::*;
@@ -213,7 +213,7 @@ impl StoreUrl {
         )
     }
 
-    /// Whether a password stands in it, in the clear or percent-encoded.
+    /// Whether it contains a password, in plain text or percent-encoded.
     ///
     /// ```
     /// # use fencelock_core::*;
@@ -233,7 +233,7 @@ impl StoreUrl {
         !self.secrets.is_empty() || hosts.any(own)
     }
 
-    /// A text that may be a store's URL, as it may be shown: nothing before an `@`, and no option.
+    /// A text that may be a store's URL, in the form that may be shown: nothing before an `@`, and no option.
     #[must_use]
     pub fn redacted(text: &str) -> String {
         redacted(text)
@@ -245,7 +245,7 @@ impl StoreUrl {
         self.options.remove(option)
     }
 
-    /// Takes all options but these, in the order of their names.
+    /// Takes all options except these, in the order of their names.
     pub fn take_others(&mut self, but: &[&str]) -> Vec<(String, String)> {
         let options = std::mem::take(&mut self.options);
         let (kept, taken) = options
@@ -258,14 +258,14 @@ impl StoreUrl {
     /// Takes an option that is a duration.
     ///
     /// # Errors
-    /// [`Error::Config`] if it is none.
+    /// [`Error::Config`] if it is no duration.
     pub fn take_duration(&mut self, option: &'static str) -> Result<Option<Duration>> {
         let text = self.take(option);
         let parsed = text.map(|text| parse_duration(option, &text)).transpose();
         parsed.map_err(|error| self.refuse(error.to_string()))
     }
 
-    /// Takes an option that is how long something may take.
+    /// Takes an option that is a timeout.
     ///
     /// # Errors
     /// [`Error::Config`] if it is no duration, or 0.
@@ -295,7 +295,7 @@ impl StoreUrl {
     /// Takes an option that is a whole number.
     ///
     /// # Errors
-    /// [`Error::Config`] if it is none.
+    /// [`Error::Config`] if it is no whole number.
     pub fn take_number(&mut self, option: &str) -> Result<Option<u64>> {
         let Some(text) = self.take(option) else {
             return Ok(None);
@@ -316,7 +316,7 @@ impl StoreUrl {
     /// Takes another password in the same way: `WHAT-env`, `WHAT-file`, or what a program set.
     ///
     /// # Errors
-    /// As [`StoreUrl::take_password`].
+    /// Those of [`StoreUrl::take_password`].
     pub fn take_secret(&mut self, what: &str) -> Result<Option<String>> {
         let [of_env, of_file] = ["env", "file"].map(|from| format!("{what}-{from}"));
         let env = self.take(&of_env);
@@ -358,7 +358,7 @@ impl StoreUrl {
     /// The hosts of a store whose servers have one port by default.
     ///
     /// # Errors
-    /// [`Error::Config`] if there is none, one is named twice, or a port is none.
+    /// [`Error::Config`] if there is no host, a host is named twice, or a port is no number.
     pub fn addresses(&self, default_port: u16) -> Result<Vec<Address>> {
         let mut all = Vec::new();
         for host in &self.hosts {
@@ -379,15 +379,15 @@ impl StoreUrl {
     /// A `host` or `host:port`.
     ///
     /// # Errors
-    /// [`Error::Config`] if the port is none.
+    /// [`Error::Config`] if the port is no number.
     pub fn address(&self, host: &str, default_port: u16) -> Result<Address> {
-        // Only a program can have written one there.
+        // A parsed URL has no `@` here; only a program can have set one.
         if host.contains('@') {
             return Err(
                 self.refuse("a host has an @; give user and password as options of their own")
             );
         }
-        // An IPv6 address stands in brackets.
+        // An IPv6 address is in brackets.
         let (name, port) = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
             Some((address, port)) => (address, port.strip_prefix(':')),
             None => match host.split_once(':') {
@@ -407,10 +407,11 @@ impl StoreUrl {
         Ok((name.to_owned(), port))
     }
 
-    /// For a store that a program's own client or settings describe: they have a user, so the URL must have none.
+    /// Checks the URL of a store that is described by a client or settings of the driver. They have the user, so the URL must
+    /// have none.
     ///
     /// # Errors
-    /// [`Error::Config`] if it has one.
+    /// [`Error::Config`] if the URL has a user.
     pub fn without_user(&self) -> Result<()> {
         match self.user {
             None => Ok(()),
@@ -419,12 +420,11 @@ impl StoreUrl {
     }
 
     /// Takes the hosts of a store that consists of servers with credentials of their own:
-    /// `user:password@host:port,:password@host:port`. Credentials that stand before the first host alone, and those of
-    /// `password-env` and `password-file`, are for all hosts. In such a URL `,` and `@` in passwords must be
-    /// percent-encoded.
+    /// `user:password@host:port,:password@host:port`. Credentials only before the first host, and those of `password-env` and
+    /// `password-file`, are for all hosts. In such a URL `,` and `@` in passwords must be percent-encoded.
     ///
     /// # Errors
-    /// As [`StoreUrl::take_password`], and [`Error::Config`] if a part is not UTF-8 when percent-decoded.
+    /// Those of [`StoreUrl::take_password`], and [`Error::Config`] if a part is not UTF-8 when percent-decoded.
     pub fn take_hosts(&mut self) -> Result<Vec<UrlHost>> {
         let decode = |part: &str| {
             let decoded = percent_decode_str(part).decode_utf8();
@@ -455,7 +455,7 @@ impl StoreUrl {
         }
         let own = |host: &UrlHost| host.user.is_some() || host.password.is_some();
         if hosts.iter().skip(1).any(own) {
-            // Each has its own; one for all may still come from elsewhere.
+            // Each host has its own password. A password for all may still come from an option.
             self.secrets.remove(PASSWORD);
             let inline = hosts.iter().any(|host| host.password.is_some());
             let common = self.take_password()?;
@@ -476,7 +476,7 @@ impl StoreUrl {
         Ok(hosts)
     }
 
-    /// Ends the reading: refuses every option that was not taken.
+    /// Must be called after the last option: refuses every option that was not taken.
     ///
     /// # Errors
     /// [`Error::Config`] naming an unknown option and those that are known, or a password that has no place here.
@@ -528,7 +528,7 @@ impl fmt::Debug for StoreUrl {
     }
 }
 
-/// What is named, with a space before it, if it looks like a name. Else it may be the password itself.
+/// The given name with a space before it, if it looks like a name. Otherwise it may be the password itself, and is left out.
 fn quotable(named: &str, looks: impl Fn(char) -> bool) -> String {
     match named.chars().all(looks) {
         true => format!(" {named}"),

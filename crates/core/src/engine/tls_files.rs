@@ -15,7 +15,7 @@ pub struct TlsFiles {
     pub key: Option<String>,
 }
 
-/// What is in them.
+/// The contents of the files.
 #[derive(Default)]
 #[non_exhaustive]
 pub struct TlsTexts {
@@ -36,7 +36,7 @@ impl TlsFiles {
         }
     }
 
-    /// An option that is given.
+    /// One of the options that is set.
     #[must_use]
     pub fn given(&self) -> Option<&'static str> {
         let options = [

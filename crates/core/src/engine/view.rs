@@ -22,13 +22,13 @@ use crate::types::{BootInstant, ClaimId, LockName, Mode, Token, Tokens};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Evict {
-    /// At once. The holder hears of it if the engine can push.
+    /// At once. The holder is informed if the engine can push.
     Release,
     /// The holder is asked to release when it can.
     Ask,
 }
 
-/// A lock as the store has it.
+/// A lock as the store shows it.
 ///
 /// ```
 /// # use fencelock_core::*;
@@ -75,8 +75,8 @@ impl LockView {
         Self::new(name, Vec::new(), Vec::new())
     }
 
-    /// The hold of an owner, if it is there and its token is known, and what may be believed of it according to this view,
-    /// which was asked for at `asked`.
+    /// The hold of an owner, if it exists and its token is known, and what may be believed of it according to this view. The
+    /// view was requested at `asked`.
     #[must_use]
     pub fn attest(self, owner: &str, asked: BootInstant) -> Option<(HolderView, Grant)> {
         let mut holders = self.holders.into_iter();
@@ -116,17 +116,17 @@ impl LockView {
 pub struct HolderView {
     /// Its claim; `None` if another kind of client holds the lock.
     pub claim: Option<ClaimId>,
-    /// Its owner text, or what a foreign client left.
+    /// Its owner text, or what another kind of client has stored.
     pub owner: String,
     /// Its token; `None` if it is not recorded (yet).
     pub token: Option<Token>,
-    /// How it holds.
+    /// The mode in which it holds.
     pub mode: Mode,
-    /// How long the server keeps the lock for it without renewal, lock-delay included; `None`: without end.
+    /// How long the server keeps the lock for it without renewal, lock-delay included; `None` if without end.
     pub ttl_left: Option<Duration>,
     /// The lock-delay within `ttl_left`.
     pub lock_delay: Duration,
-    /// For how long it has held; `None` if the store does not know.
+    /// How long it has held; `None` if the store does not know.
     pub held: Option<Duration>,
     /// Its label.
     pub label: Option<String>,
@@ -160,9 +160,9 @@ impl HolderView {
 pub struct WaiterView {
     /// Its owner text.
     pub owner: String,
-    /// How it wants to hold.
+    /// The mode in which it wants to hold.
     pub mode: Mode,
-    /// Its label, where the store keeps the labels of waiters.
+    /// Its label, if the store keeps the labels of waiters.
     pub label: Option<String>,
 }
 
@@ -180,11 +180,11 @@ impl WaiterView {
     setters! { label: Option<String> }
 }
 
-/// Where a listing goes on; made by the engine.
+/// Where a listing continues. Made by the engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cursor(pub String);
 
-/// A part of a listing.
+/// A page of a listing.
 ///
 /// ```
 /// # use fencelock_core::*;
@@ -199,14 +199,14 @@ pub struct Cursor(pub String);
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Page<T> {
-    /// What was found.
+    /// The items of this page.
     pub items: Vec<T>,
-    /// Where the next part begins; `None` after the last.
+    /// Where the next page begins; `None` on the last page.
     pub next: Option<Cursor>,
 }
 
 impl<T> Page<T> {
-    /// A part, and where the next begins.
+    /// A page, and where the next one begins.
     #[must_use]
     pub const fn new(items: Vec<T>, next: Option<Cursor>) -> Self {
         Self { items, next }

@@ -1,4 +1,4 @@
-//! Fails at once while the store does not answer, instead of one time-out for each request.
+//! Fails at once while the store does not answer, instead of one timeout for each request.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,15 +16,15 @@ use crate::types::{ClaimId, Error, LockName, Result, Token, in_words};
 /// An engine whose requests for locks fail at once while the store is away (a *circuit breaker*: Nygard, "Release It!", 2007).
 ///
 /// It opens after 5 failures in a row, or 2 s without an answer. Only [`Error::Unavailable`] is a failure: a lock that is held
-/// is an answer. While it is open, `place` fails without asking the store, and after each pause one `place` goes through as a
-/// probe. The pauses last 0.25 s, then twice as long each time, 15 s at most; each is drawn at random between half of that and
-/// the whole. Any answer closes it.
+/// is an answer. While it is open, `place` fails without a request to the store, and after each pause one `place` goes through
+/// as a probe. The pauses last 0.25 s, then twice as long each time, 15 s at most; each is drawn at random between half of that
+/// and the whole. Any answer closes it.
 ///
-/// Renewals and releases always go through, and so do calls that only look: their result is worth a time-out.
+/// Renewals and releases always go through, and so do calls for inspection: their result is worth a timeout.
 ///
-/// It also keeps a budget of retries, so that they do not overload a store that comes back: requests that repeat one without an
-/// answer are at most a tenth of the calls that succeeded in the last 10 s, and one per second. It sends no more than that: a
-/// request that waits takes its longest pause instead.
+/// It also keeps a budget of retries, so that they do not overload a store that comes back: the number of repeated requests is
+/// at most a tenth of the calls that succeeded in the last 10 s, plus one per second. Beyond that it sends none: a request that
+/// waits pauses for its longest time instead.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -56,7 +56,7 @@ impl Breaker {
         Self { engine, gate }
     }
 
-    /// How long the store has not answered and when it is asked again; `None` while requests go through.
+    /// How long the store has not answered, and when the next probe is due; `None` while requests go through.
     #[must_use]
     pub fn away(&self) -> Option<Away> {
         self.gate.away()
@@ -81,7 +81,7 @@ fn end<T>(call: Call<'_>, result: &Result<T>) {
 fn outcome<T>(result: &Result<T>) -> Outcome {
     match result {
         Err(error) if error.is_away() => Outcome::NoAnswer,
-        // The store has not said this.
+        // This error does not come from the store.
         Err(Error::Closed) => Outcome::Dropped,
         _ => Outcome::Answered,
     }
@@ -108,7 +108,7 @@ impl Layer for Breaker {
         result
     }
 
-    /// Waiting may take long, so only its end says something, and that it ended without a grant says nothing.
+    /// Waiting may take long, so only its end counts, and an end without a grant does not count.
     async fn wait(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
         let result = self.engine.wait(claim, place).await;
         if !matches!(result, Ok(None)) {

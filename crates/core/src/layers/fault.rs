@@ -1,4 +1,4 @@
-//! Makes an engine behave as on a bad day: requests lost, replies lost, both late. For tests.
+//! Injects faults into an engine: requests lost, replies lost, both late. For tests.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -19,15 +19,15 @@ use crate::types::{Error, Result};
 pub enum Trouble {
     /// Nothing.
     None,
-    /// The request never arrives; the caller gets the error that no answer came.
+    /// The request never arrives; the caller gets the error of a missing answer.
     LoseRequest,
-    /// The request takes effect; the caller gets the error that no answer came.
+    /// The request takes effect; the caller gets the error of a missing answer.
     LoseReply,
     /// The request arrives late.
     DelayRequest(Duration),
     /// The request takes effect at once, and its answer comes late.
     DelayReply(Duration),
-    /// The caller gets the error that no answer came, and later the request takes effect all the same.
+    /// The caller gets the error of a missing answer, and later the request still takes effect.
     ArriveAfterError(Duration),
     /// The request waits until [`FaultHandle::open`] lets it through.
     Hold,
@@ -48,12 +48,12 @@ pub struct FaultHandle {
 }
 
 impl FaultHandle {
-    /// The next calls of `place`, `renew` and `withdraw` meet these troubles, one each; then chance decides again.
+    /// The next calls of `place`, `renew` and `withdraw` get these troubles, one each. After that chance decides again.
     pub fn next(&self, troubles: impl IntoIterator<Item = Trouble>) {
         self.script.lock().next.extend(troubles);
     }
 
-    /// Each call of `place`, `renew` and `withdraw` asks `chance` with its name.
+    /// Each call of `place`, `renew` and `withdraw` calls `chance` with its name.
     pub fn by_chance(&self, chance: impl FnMut(&'static str) -> Trouble + Send + 'static) {
         self.script.lock().chance = Some(Box::new(chance));
     }
@@ -86,7 +86,7 @@ impl fmt::Debug for FaultHandle {
     }
 }
 
-/// An engine on a bad day.
+/// An engine with injected faults.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -145,7 +145,7 @@ impl Fault {
                 Ok(reply)
             }
             Trouble::Hold => {
-                // The semaphore is never closed.
+                // This cannot fail: the semaphore is never closed.
                 if let Ok(permit) = self.handle.gate.acquire().await {
                     permit.forget();
                 }
@@ -154,7 +154,7 @@ impl Fault {
         }
     }
 
-    /// The late half of [`Trouble::ArriveAfterError`], if that is what comes next.
+    /// The delay of [`Trouble::ArriveAfterError`], if that is the next trouble.
     fn late(&self) -> Option<Duration> {
         let script = self.handle.script.lock();
         match script.next.front() {

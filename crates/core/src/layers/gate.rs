@@ -1,4 +1,4 @@
-//! The state of a [`Breaker`](super::Breaker): whether a request may go to a store that does not answer.
+//! The state of a [`Breaker`](super::Breaker): whether a request may be sent to a store that does not answer.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -7,22 +7,22 @@ use std::time::Duration;
 use crate::support::Mutex;
 use crate::types::{BootInstant, ClaimId, Clock, Error, in_words};
 
-/// So many failures in a row open it.
+/// This many failures in a row open it.
 const FAILURES: u32 = 5;
 
-/// So long without an answer opens it.
+/// This time without an answer opens it.
 const SILENCE: Duration = Duration::from_secs(2);
 
 /// The first and the longest pause between two probes.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(15));
 
-/// Retries are counted over so many seconds.
+/// Retries are counted over this many seconds.
 const WINDOW: usize = 10;
 
-/// In the window there may be one retry for so many calls that succeeded.
+/// In the window there may be one retry for this many calls that succeeded.
 const CALLS_A_RETRY: u32 = 10;
 
-/// Counts what a store answers, and says whether to ask it. One for each client and store.
+/// Counts the answers of a store, and decides whether requests go through. There is one for each client and store.
 #[derive(Debug)]
 pub(crate) struct Gate {
     clock: Clock,
@@ -31,9 +31,9 @@ pub(crate) struct Gate {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Since the last answer.
+    /// The failures since the last answer.
     failures: u32,
-    /// How many calls have no answer yet that should have one soon.
+    /// How many calls are waiting for an answer that should come soon.
     in_flight: u32,
     /// Since when there have been such calls without a break and without an answer.
     asking_since: Option<BootInstant>,
@@ -52,17 +52,17 @@ struct Open {
     since: BootInstant,
     pause: Duration,
     next: BootInstant,
-    /// A probe is under way.
+    /// Whether a probe is under way.
     probing: bool,
 }
 
-/// A store that is not asked now.
+/// A store to which no requests are sent now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Away {
     /// How long it has not answered.
     pub silent: Duration,
-    /// After which time it is asked again; zero while somebody asks.
+    /// The time until the next probe; zero while a probe is under way.
     pub again: Duration,
 }
 
@@ -99,12 +99,12 @@ pub(crate) fn was_not_asked(error: &Error) -> bool {
     matches!(error, Error::Unavailable { cause, .. } if cause.is::<NotAsked>())
 }
 
-/// What became of a call.
+/// The outcome of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Answered,
     NoAnswer,
-    /// It says nothing: the caller no longer waits.
+    /// No information: the caller no longer waits.
     Dropped,
 }
 
@@ -114,14 +114,14 @@ impl Gate {
         Self { clock, state }
     }
 
-    /// The store, if it is not asked now.
+    /// How long the store has been away; `None` while requests go through.
     pub(crate) fn away(&self) -> Option<Away> {
         let state = self.state.lock();
         let now = self.clock.now();
         state.open.as_ref().map(|open| state.away(open, now))
     }
 
-    /// Whether a claim may be placed. If so, `Call::end` is to be called.
+    /// Whether a claim may be placed. If so, `Call::end` must be called.
     pub(crate) fn enter(&self, claim: &ClaimId) -> Result<Call<'_>, NotAsked> {
         let now = self.clock.now();
         let mut state = self.state.lock();
@@ -145,7 +145,7 @@ impl Gate {
             }
         };
         if retry && !probe && !state.may_retry(now) {
-            // It takes the longest pause, and is let through then.
+            // The claim waits for its longest pause, and then goes through.
             state.failed.remove(claim);
             return Err(NotAsked::Budget);
         }
@@ -155,7 +155,7 @@ impl Gate {
         Ok(self.call(claim, probe))
     }
 
-    /// A call that always goes through, and whose answer counts.
+    /// Begins a call that always goes through, and whose answer counts.
     pub(crate) fn pass(&self) -> Call<'_> {
         self.state.lock().begin(self.clock.now());
         self.call(None, false)
@@ -170,7 +170,7 @@ impl Gate {
         }
     }
 
-    /// A call that may take long: only its end counts.
+    /// Notes the end of a call that may take long. Only the end counts.
     pub(crate) fn note(&self, outcome: Outcome) {
         let now = self.clock.now();
         let mut state = self.state.lock();
@@ -181,7 +181,7 @@ impl Gate {
         }
     }
 
-    /// Nothing more is asked for this claim.
+    /// Notes that no more requests are sent for this claim.
     pub(crate) fn forget(&self, claim: &ClaimId) {
         self.state.lock().failed.remove(claim);
     }
@@ -191,7 +191,7 @@ impl State {
     fn away(&self, open: &Open, now: BootInstant) -> Away {
         let again = match open.probing {
             true => Duration::ZERO,
-            // What is due is asked by the next one.
+            // If a probe is due, the next request is sent.
             false => open.next.since(now).max(Duration::from_millis(1)),
         };
         let silent = now.since(self.silent_since.unwrap_or(open.since));
@@ -243,7 +243,7 @@ impl State {
     }
 }
 
-/// At random between half of it and the whole.
+/// A random time between half of the pause and all of it.
 fn drawn(pause: Duration) -> Duration {
     let whole = pause.as_micros() as u64;
     Duration::from_micros(fastrand::u64(whole / 2..=whole))
@@ -298,7 +298,7 @@ impl Drop for Call<'_> {
     }
 }
 
-/// How much happened in the last seconds.
+/// How many events there were in the last seconds.
 #[derive(Debug, Default)]
 struct Recent {
     counts: [u32; WINDOW],
@@ -336,7 +336,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_older_than_the_window_does_not_count() {
+    fn counts_older_than_the_window_are_dropped() {
         let at = |second: u64| BootInstant::from_nanos(second * 1_000_000_000);
         let mut recent = Recent::default();
         for second in 100..110 {

@@ -1,4 +1,4 @@
-//! What every layer has: it passes each call that it does not change to the engine below.
+//! The base of every layer: a call that the layer does not change goes to the engine below.
 
 use std::fmt::{Debug, Display};
 
@@ -11,7 +11,7 @@ use crate::engine::{
 use crate::types::{ClaimId, Clock, LockName, Result, Token};
 
 /// An engine around another one. Its methods are those of [`Engine`] and [`Inspect`], and each of them passes the call on
-/// unless the layer says otherwise. A type that implements this is an [`Engine`].
+/// unless the layer overrides it. A type that implements this is an [`Engine`].
 ///
 /// ```
 /// # use std::fmt;

@@ -33,7 +33,7 @@ pub struct Counts {
     pub evicted: u64,
 }
 
-/// An engine that counts.
+/// An engine that counts its calls.
 ///
 /// ```
 /// # use std::sync::Arc;

@@ -78,11 +78,11 @@ impl Layer for Prefix {
     }
 
     fn lane(&self, name: &LockName) -> u32 {
-        // A name that is too long is refused before anything of it is renewed.
+        // A name that is too long was refused when it was placed, so it is never renewed.
         self.outer(name).map_or(0, |name| self.engine.lane(&name))
     }
 
-    /// The record of what has this prefix.
+    /// The record of the scope with this prefix.
     async fn record(&self, scope: &str, change: Option<&RecordChange>) -> Result<Record> {
         let scope = format!("{}{scope}", self.prefix);
         self.engine.record(&scope, change).await
@@ -103,7 +103,7 @@ impl Layer for Prefix {
         };
         match held.iter().map(renamed).collect::<Result<Vec<_>>>() {
             Ok(held) => self.engine.renew(&held).await,
-            // What is held was placed, so its name was not too long then.
+            // Cannot happen: a hold was placed, so its name is not too long.
             Err(_) => held.iter().map(|_| Renewal::Lost).collect(),
         }
     }

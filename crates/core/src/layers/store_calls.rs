@@ -42,7 +42,7 @@ pub(crate) struct StoreCalls {
 struct Call {
     labels: [Label; 2],
     ok: Key,
-    /// None for a call that waits for something to happen: its duration says nothing of the store.
+    /// `None` for a call that waits for an event: its duration says nothing about the store.
     seconds: Option<Key>,
 }
 

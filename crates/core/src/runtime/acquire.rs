@@ -1,4 +1,4 @@
-//! From a request to a hold: its turn in this process, then its turn at the store.
+//! From a request to a hold: it waits for its turn in this process, then at the store.
 
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ pub(crate) async fn acquire(
                     state.report_grant(&share.hold, share.token, begun, true);
                     return Ok(share);
                 }
-                // This task slept until the hold that was handed to it was over. It goes to the end of the queue.
+                // This task did not run until the hold that was handed to it was over. It goes to the end of the queue.
                 Came::Share(share) => {
                     drop(share);
                     continue;
@@ -58,7 +58,7 @@ pub(crate) async fn acquire(
     }
 }
 
-/// What a turn in this process's queue brought.
+/// The result of a turn in this process's queue.
 enum Came {
     Front(Front),
     Share(Share),
@@ -101,7 +101,7 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// Takes the lock at the store, as the front of this process's queue or beside it.
+/// Takes the lock at the store, as the front of this process's queue, or outside of it.
 async fn at_store(
     state: &Arc<State>,
     request: &mut Request,
@@ -114,14 +114,14 @@ async fn at_store(
         terms,
         patience,
     } = request;
-    // Until the hold is in the schedule, where a close finds it.
+    // Counted as work until the hold is in the schedule, where a close finds it.
     let _working = state.background.working();
     let contended = front.as_ref().is_some_and(|front| front.contended);
     if contended && state.promises().ranges && !claim.record {
         claim.reserve = state.settings.batch;
     }
     let ttl = claim.ttl;
-    // At the store from the first: a holder that is killed gives nothing back.
+    // The store must have this lease from the beginning, because a killed holder cannot prolong it later.
     claim.ttl = ttl.max(terms.at_least.unwrap_or_default());
     let grant = place(state, claim, *patience, caller).await?;
     // A grant that the store pushed has a short lease, which later renewals prolong, if there are any.
@@ -140,7 +140,7 @@ async fn at_store(
     Ok(share)
 }
 
-/// From a grant to a hold: into the schedule of renewals, and into the queue as its holder.
+/// Makes a hold of a grant, puts it into the schedule of renewals, and into the queue as its holder.
 fn hold(
     state: &Arc<State>,
     claim: Claim,

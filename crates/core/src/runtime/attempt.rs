@@ -1,4 +1,4 @@
-//! What is reported of one request, from its begin to its end.
+//! The reports about one request, from its beginning to its end.
 
 use tracing::Span;
 
@@ -28,12 +28,12 @@ impl Attempt {
         }
     }
 
-    /// Reports how it ended; once.
+    /// Reports its result, once.
     pub(crate) fn end<T>(&mut self, state: &State, result: &Result<T>) {
         self.report(state, result.as_ref().err().map(Error::as_str));
     }
 
-    /// Nobody awaits it any more. Changes nothing if it has ended.
+    /// Reports that it was dropped, unless it has ended.
     pub(crate) fn cancel(&mut self, state: &State) {
         self.report(state, Some("cancelled"));
     }

@@ -1,4 +1,4 @@
-//! What goes on in the background of a client: work that a caller began and no longer waits for, and its end.
+//! The background work of a client: work that a caller began and no longer awaits, and its end.
 
 use crate::support::Mutex;
 use std::future::Future;
@@ -42,7 +42,7 @@ impl Closing {
 #[derive(Debug)]
 pub(crate) struct Background {
     runtime: Handle,
-    /// How much work there is, and news of its end.
+    /// How much work there is, and a notification of its end.
     count: AtomicUsize,
     ended: Notify,
     /// Tasks that live as long as the client.
@@ -72,20 +72,20 @@ impl Background {
         }
     }
 
-    /// Runs a task that nobody waits for and that may be dropped at any time.
+    /// Runs a task that nothing waits for, and that may be dropped at any time.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.runtime.spawn(task);
     }
 
-    /// Counts as work that closing the client waits for, until it is dropped.
+    /// Counts as work until it is dropped. Closing the client waits for all work.
     pub(crate) fn working(self: &Arc<Self>) -> Working {
         self.count.fetch_add(1, Ordering::SeqCst);
         Working(Arc::clone(self))
     }
 
-    /// Does some work in the background; closing the client waits for it.
+    /// Does some work in the background; closing the client waits for that.
     pub(crate) fn run(self: &Arc<Self>, work: impl Future<Output = ()> + Send + 'static) {
-        // Counts down also if the work panics or the runtime is shut down.
+        // The count goes down even if the work panics or the runtime is shut down.
         let counted = self.working();
         self.runtime.spawn(async move {
             work.await;
@@ -106,7 +106,7 @@ impl Background {
         }
     }
 
-    /// A future that goes on in the background if it is dropped.
+    /// A future that continues in the background if it is dropped.
     pub(crate) fn carry<T, F>(self: &Arc<Self>, future: F) -> Carried<T>
     where
         F: Future<Output = T> + Send + 'static,
@@ -141,7 +141,7 @@ impl<T: Send + 'static> Future for Carried<T> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
         let Some(future) = self.future.as_mut() else {
-            // Polled after its end, which the contract of futures leaves open.
+            // It was polled after its end. The contract of futures allows any result.
             return Poll::Pending;
         };
         let result = std::task::ready!(future.as_mut().poll(cx));

@@ -1,4 +1,4 @@
-//! The caller of a request: is it still there, and what did the store say last?
+//! The caller of a request: whether it still waits, and what the store said last.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -13,13 +13,13 @@ use crate::types::Error;
 pub(crate) enum Heard {
     /// Nothing yet.
     Nothing,
-    /// Somebody else holds the lock.
+    /// Another holds the lock.
     Held,
-    /// There was no answer, or nothing is granted to anybody, and this is why.
+    /// There was no answer, or the store grants nothing at this time, for this reason.
     Failed(String),
 }
 
-/// Shared by a future and by its rest, which may go on in the background.
+/// Shared by a future and its rest, which may continue in the background.
 #[derive(Debug, Default)]
 pub(crate) struct Caller {
     gone: AtomicBool,
@@ -29,7 +29,7 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
-    /// The future was dropped.
+    /// Notes that the future was dropped.
     pub(crate) fn leave(&self) {
         self.gone.store(true, Ordering::SeqCst);
         self.news.notify_waiters();
@@ -64,7 +64,7 @@ impl Caller {
         self.answered.store(false, Ordering::SeqCst);
     }
 
-    /// The store answers, and grants nothing to anybody.
+    /// Notes that the store answers, but grants nothing at this time.
     pub(crate) fn hear_stall(&self, why: &str) {
         *self.failure.lock() = Some(why.to_owned());
         self.answered.store(false, Ordering::SeqCst);

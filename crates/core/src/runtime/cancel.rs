@@ -1,11 +1,11 @@
-//! A cancellation token that is made when somebody asks for it.
+//! A cancellation token that is made on demand.
 
 use crate::support::Mutex;
 use std::mem;
 
 use tokio_util::sync::CancellationToken;
 
-/// Costs a small lock until its token is asked for.
+/// A small mutex until its token is requested.
 #[derive(Debug, Default)]
 pub(crate) struct Cancel(Mutex<Lazy>);
 
@@ -38,7 +38,7 @@ impl Cancel {
 
     /// Cancels the token, for good.
     pub(crate) fn cancel(&self) {
-        // Taken out first: cancelling wakes tasks, which may run code of others.
+        // Taken out first: cancelling wakes tasks, which may run other code.
         let before = mem::replace(&mut *self.0.lock(), Lazy::Cancelled);
         if let Lazy::Made(token) = before {
             token.cancel();

@@ -1,4 +1,4 @@
-//! From exclusive to shared: a new grant of the same claim.
+//! The downgrade from exclusive to shared mode: a new grant of the same claim.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,16 +7,16 @@ use super::share::Share;
 use crate::engine::{Grant, Renewal, Standing};
 use crate::types::{Error, LossReason, Mode, Result};
 
-/// Between two attempts while the store does not answer.
+/// The pause between two attempts while the store does not answer.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Downgrades an exclusive share. Must not be dropped before its end.
 pub(crate) async fn downgrade(share: Share) -> Result<Share> {
-    // Work under the exclusive lock ends before anyone else is granted it in shared mode.
+    // Work under the exclusive lock ends before any other client is granted it in shared mode.
     share.cancel.cancel();
     let (state, hold) = (&share.state, &share.hold);
     let name = &hold.claim.name;
-    // Nobody enters for this owner meanwhile.
+    // No other task of this owner enters meanwhile.
     let slot = state.owners.slot(&hold.claim.owner, name);
     let _entrance = slot.lock().await;
     if !hold.has_one_guard() {
@@ -37,10 +37,10 @@ pub(crate) async fn downgrade(share: Share) -> Result<Share> {
     hold.seen.end();
     hold.downgrade(token);
     let kept = Renewal::kept(grant.counted_from, grant.lease, false);
-    // A renewal that was kept loses nothing.
+    // A kept renewal cannot be a loss.
     let _ = state.schedule.note(hold, &kept, &hold.held_claim());
     renewing.noted();
-    // Tasks of this process wait for an exclusive hold: the next of them goes to the store's queue.
+    // Tasks of this process wait for an exclusive hold, so the next of them goes to the store's queue.
     state.queues.leave(hold);
     state
         .observed
@@ -69,7 +69,7 @@ async fn place_shared(share: &Share) -> Result<Grant> {
             false => Ok(Standing::Busy),
         };
         match answer {
-            // Valid until now, so that nobody else was granted it in between.
+            // The hold is still valid, so no other client was granted it in between.
             Ok(Standing::Held(grant)) if hold.is_valid() => return Ok(grant),
             Ok(_) => {
                 state.lose(hold, LossReason::Expired);

@@ -1,4 +1,4 @@
-//! A grant as the client knows it: until when it may be believed, and whether it was lost.
+//! A grant as the client knows it: until when the client may believe in it, and whether it was lost.
 
 use std::borrow::Cow;
 use std::sync::OnceLock;
@@ -21,20 +21,20 @@ pub(crate) struct Hold {
     healthy: Option<Health>,
     /// Its holder was not healthy when a renewal was due, and no renewal has succeeded since.
     unhealthy: AtomicBool,
-    /// It belongs to another process; this one has only joined it.
+    /// Whether it belongs to another process, and this one has only joined it.
     pub(crate) joined: bool,
     clock: Clock,
     tokens: Tokens,
     /// Validity never goes beyond this (`max_hold`).
     ends: BootInstant,
-    /// Until when the store is to keep it, also after a release (`at_least`).
+    /// Until when the store must keep it, even after a release (`at_least`).
     stays_until: Option<BootInstant>,
-    /// The caller of the request has a guard.
+    /// Whether the caller of the request has a guard.
     delivered: AtomicBool,
     valid_until: AtomicU64,
     /// The shortest lease, in nanoseconds, that a shortening renewal without an answer asked for.
     doubted: AtomicU64,
-    /// Until when the store may keep it after all that it was asked, as far as that can be known.
+    /// Until when the store may keep it, according to all requests so far.
     kept_until: AtomicU64,
     /// How many of the tokens were handed on.
     handed_on: AtomicU32,
@@ -43,12 +43,12 @@ pub(crate) struct Hold {
     /// Whether it may be handed to a waiter of this process: not if it was requested with an end or without renewal, or if
     /// others are to read its token.
     plain: bool,
-    /// A sequencer was made, so the store must keep its token.
+    /// Whether a sequencer was made. Then the store must keep its token.
     sequenced: AtomicBool,
     asked: AtomicBool,
-    /// It is held in shared mode by now, with this token.
+    /// The token of the shared mode, after a downgrade.
     downgraded: OnceLock<Token>,
-    /// The claim is being withdrawn, or was.
+    /// Whether the claim is being withdrawn, or was withdrawn.
     given_back: AtomicBool,
     lost: OnceLock<LossReason>,
     /// Cancelled with the loss.
@@ -56,7 +56,7 @@ pub(crate) struct Hold {
     pub(crate) seen: Seen,
     /// Guards that share the hold (reentrancy).
     guards: AtomicUsize,
-    /// Something above changed, or a renewal came to its end.
+    /// Notified when a field above changed, or a renewal has ended.
     pub(crate) news: Notify,
 }
 
@@ -65,22 +65,22 @@ pub(crate) struct Hold {
 pub(crate) struct Terms {
     /// Whether it is renewed by itself.
     pub(crate) renews: bool,
-    /// After how long it ends in any case.
+    /// The time after which it ends in any case.
     pub(crate) max_hold: Option<Duration>,
-    /// For how long the store keeps it in any case.
+    /// The time for which the store keeps it in any case.
     pub(crate) at_least: Option<Duration>,
     /// The condition of a renewal.
     pub(crate) healthy: Option<Health>,
 }
 
 impl Terms {
-    /// Nothing but renewals. So a waiter of this process may be handed what another one held.
+    /// Whether the terms have nothing but renewals. Then a waiter of this process may get the hold of another one.
     pub(crate) fn are_plain(&self) -> bool {
         self.renews && self.max_hold.is_none() && self.at_least.is_none() && self.healthy.is_none()
     }
 }
 
-/// How much less the client believes than the server keeps: clocks that run up to 1 % apart, and 2 ms of rounding.
+/// How much shorter the client believes than the server keeps: clocks differ by up to 1 %, and rounding by up to 2 ms.
 fn drift(lease: Duration) -> Duration {
     lease / 100 + Duration::from_millis(2)
 }
@@ -90,7 +90,7 @@ pub(crate) fn valid_until(counted_from: BootInstant, lease: Duration) -> BootIns
     counted_from + lease.saturating_sub(drift(lease))
 }
 
-/// A bug on purpose: counts from when the answer came.
+/// A planted bug: the lease counts from when the answer came.
 #[cfg(fencelock_planted)]
 fn counted_from(rightly: BootInstant, clock: Clock) -> BootInstant {
     match crate::planted::is("validity-from-reply") {
@@ -162,7 +162,7 @@ impl Hold {
         self.lost.get().copied()
     }
 
-    /// True the first time.
+    /// Marks the hold as lost. True the first time.
     pub(crate) fn lose(&self, reason: LossReason) -> bool {
         let first = self.lost.set(reason).is_ok();
         self.cancel.cancel();
@@ -170,7 +170,7 @@ impl Hold {
         first
     }
 
-    /// A renewal took effect. False if that came too late: what is lost stays lost.
+    /// Notes that a renewal took effect. False if that came too late: a lost hold stays lost.
     pub(crate) fn prolong(&self, counted_from: BootInstant, lease: Duration) -> bool {
         if !self.is_valid() {
             return false;
@@ -178,15 +178,15 @@ impl Hold {
         #[cfg(fencelock_planted)]
         let counted_from = self::counted_from(counted_from, self.clock);
         let valid = valid_until(counted_from, lease).min(self.ends);
-        // What a shortening renewal took away ended when it was sent.
+        // Validity that a shortening renewal took away ended when it was sent.
         self.valid_until.fetch_max(valid.as_nanos(), SeqCst);
         self.unhealthy.store(false, SeqCst);
         self.news.notify_waiters();
         true
     }
 
-    /// A request is about to be sent that may leave it no more than `lease`. From then on the store may keep the lock for no
-    /// longer than that, whether or not an answer comes. True if that is less than was believed.
+    /// Notes that a request is about to be sent that may shorten the lease to `lease`. From then on the store may keep the lock
+    /// for no longer than that, whether an answer comes or not. True if that is less than was believed.
     pub(crate) fn curtail(&self, lease: Duration) -> bool {
         let most = valid_until(self.clock.now(), lease).as_nanos();
         let less = most < self.valid_until.fetch_min(most, SeqCst);
@@ -196,7 +196,7 @@ impl Hold {
         less
     }
 
-    /// The store was asked to keep it for `lease`.
+    /// Notes that the store was asked to keep it for `lease`.
     pub(crate) fn note_asked(&self, lease: Duration) {
         let until = self.clock.now() + lease;
         self.kept_until.fetch_max(until.as_nanos(), SeqCst);
@@ -207,19 +207,20 @@ impl Hold {
         BootInstant::from_nanos(self.kept_until.load(SeqCst))
     }
 
-    /// A renewal that shortens to `lease` had no answer. It may still arrive at any time, and cut short a longer lease.
+    /// Notes that a renewal that shortens to `lease` had no answer. It may still arrive at any time, and shorten a longer
+    /// lease.
     pub(crate) fn doubt(&self, lease: Duration) {
         let nanos = u64::try_from(lease.as_nanos()).unwrap_or(u64::MAX);
         self.doubted.fetch_min(nanos, SeqCst);
     }
 
-    /// How much of the lease of a renewal is sure. A shortening one in doubt that arrives later sets its own length from then
-    /// on; one that arrived before no longer matters.
+    /// How much of the lease of a renewal is certain. If a shortening renewal in doubt arrives later, it sets its own length
+    /// from then on. If it arrived before, it no longer matters.
     pub(crate) fn sure_of(&self, lease: Duration) -> Duration {
         lease.min(Duration::from_nanos(self.doubted.load(SeqCst)))
     }
 
-    /// Asks the holder's own health check, if it has one.
+    /// Runs the holder's own health check, if it has one.
     pub(crate) fn is_healthy(&self) -> bool {
         let healthy = self.healthy.as_ref().is_none_or(Health::check);
         if !healthy {
@@ -228,8 +229,8 @@ impl Hold {
         healthy
     }
 
-    /// Why it is lost now that its validity is over; and whether this client itself ended it, so that it may be given back
-    /// although its guard is still there.
+    /// Why it is lost now that its validity is over, and whether this client itself ended it. In that case it may be given back
+    /// although its guard still exists.
     pub(crate) fn why_over(&self) -> (LossReason, bool) {
         if self.valid_until() == self.ends {
             (LossReason::MaxHold, true)
@@ -271,20 +272,20 @@ impl Hold {
         }
     }
 
-    /// It is shared from now on, with a token of its own.
+    /// Notes that it is shared from now on, with this token.
     pub(crate) fn downgrade(&self, token: Token) {
         // Only the last guard downgrades, and only once.
         let _ = self.downgraded.set(token);
     }
 
-    /// What is left of `at_least`.
+    /// The remaining time of `at_least`.
     pub(crate) fn at_least_left(&self) -> Duration {
         let stays_until = self.stays_until;
         stays_until.map_or(Duration::ZERO, |until| until.since(self.clock.now()))
     }
 
-    /// The same, once it is over: for how much longer the store is to keep it. Nothing if nobody had a guard, or if the store
-    /// has it no more.
+    /// How much longer the store must keep it after the hold is over. Zero if no caller had a guard, or if the store no longer
+    /// has the hold.
     pub(crate) fn owes(&self) -> Duration {
         let gone = matches!(
             self.lost(),
@@ -309,8 +310,8 @@ impl Hold {
         self.stays_until.is_some()
     }
 
-    /// How long after `lease` began to count it is to be renewed. A lease that is long because of `at_least` is renewed as
-    /// often as any other, so that a loss is found as soon.
+    /// How long after the beginning of `lease` it must be renewed. A lease that is long because of `at_least` is renewed as
+    /// often as any other, so that a loss is found equally soon.
     pub(crate) fn renewed_after(&self, lease: Duration) -> Duration {
         match self.at_least_left().is_zero() {
             true => lease / 3,
@@ -318,7 +319,7 @@ impl Hold {
         }
     }
 
-    /// The claim as it holds now.
+    /// The claim in its present mode.
     pub(crate) fn claim_now(&self) -> Cow<'_, Claim> {
         if self.stays_until.is_none() && self.downgraded.get().is_none() {
             return Cow::Borrowed(&self.claim);
@@ -329,15 +330,15 @@ impl Hold {
         Cow::Owned(claim)
     }
 
-    /// The claim as the next renewal asks for it, with its present token: for no less than is believed already, since a lock
-    /// service of an earlier version shortens without being told to.
+    /// The claim for the next renewal, with its present token. Its ttl is not shorter than the remaining validity, because a
+    /// lock service of an earlier version shortens leases on its own.
     pub(crate) fn held_claim(&self) -> HeldClaim {
         let mut claim = self.claim_now().into_owned();
         claim.ttl = claim.ttl.max(self.remaining());
         HeldClaim::new(claim, self.token())
     }
 
-    /// The claim as a renewal for this ttl asks for it, which shortens the lease if the store may keep it for longer.
+    /// The claim for a renewal with this ttl, which shortens the lease if the store may keep it for longer.
     pub(crate) fn held_claim_for(&self, ttl: Duration) -> HeldClaim {
         let mut claim = self.claim_now().into_owned();
         claim.ttl = ttl.max(self.at_least_left());
@@ -345,18 +346,18 @@ impl Hold {
         HeldClaim::new(claim, self.token()).shorten(shorten)
     }
 
-    /// Marks that a sequencer is made; true if the store must be told the token first.
+    /// Notes that a sequencer is made. True if the token must be written to the store first.
     pub(crate) fn sequence(&self) -> bool {
         self.sequenced.store(true, SeqCst);
         self.recorded.load(SeqCst) != self.token().0
     }
 
-    /// The store knows `token` now.
+    /// Notes that the store knows `token` now.
     pub(crate) fn record(&self, token: Token) {
         self.recorded.store(token.0, SeqCst);
     }
 
-    /// Whether a waiter of this process with the claim `next` may have this hold instead of one of its own.
+    /// Whether a waiter of this process with the claim `next` may get this hold instead of one of its own.
     pub(crate) fn may_hand_on_to(&self, next: &Claim) -> bool {
         let mine = &self.claim;
         self.plain
@@ -380,14 +381,14 @@ impl Hold {
         self.guards.fetch_add(1, SeqCst);
     }
 
-    /// Adds a guard unless the last one is gone already.
+    /// Adds a guard unless the last one is already dropped.
     pub(crate) fn add_guard_if_any(&self) -> bool {
         self.guards
             .fetch_update(SeqCst, SeqCst, |n| (n > 0).then_some(n + 1))
             .is_ok()
     }
 
-    /// True for the one caller that is to withdraw the claim.
+    /// True for the one caller that must withdraw the claim.
     pub(crate) fn may_give_back(&self) -> bool {
         !self.given_back.swap(true, SeqCst)
     }
@@ -400,21 +401,21 @@ impl Hold {
         self.guards.load(SeqCst) == 0
     }
 
-    /// True if it was the last guard.
+    /// Drops a guard. True if it was the last one.
     pub(crate) fn drop_guard(&self) -> bool {
         self.guards.fetch_sub(1, SeqCst) == 1
     }
 
-    /// Waits until `done` says so; looks again at every piece of news.
+    /// Waits until `done` returns a value. It is called again at every notification.
     pub(crate) async fn until<T>(&self, mut done: impl FnMut(&Self) -> Option<T>) -> T {
-        // Mostly it is so already, and to register costs more than to look.
+        // Usually it is done already, and registering costs more than checking.
         if let Some(result) = done(self) {
             return result;
         }
         loop {
             let news = self.news.notified();
             tokio::pin!(news);
-            // Registered before looking, so that nothing between is missed.
+            // Registered before the check, so that no notification is missed.
             news.as_mut().enable();
             if let Some(result) = done(self) {
                 return result;

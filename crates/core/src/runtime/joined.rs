@@ -1,8 +1,8 @@
-//! A hold of another process that this one has joined: never renewed here, asked about again and again, and lost when the
-//! store says so or when nothing was heard of it for as long as it may be believed.
+//! A hold of another process that this one has joined: it is never renewed here. Its state is read again and again, and it is
+//! lost when the store says so, or when its validity ends without an answer.
 //!
-//! Between two questions the lock is watched, so that a release by the other process is known soon: by the store's
-//! messages where it sends any, else by looks, a few per second.
+//! Between two such requests the lock is watched, so that a release by the other process is known soon: by the store's messages
+//! if it sends any, otherwise by a few looks per second.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -12,10 +12,10 @@ use super::state::State;
 use crate::engine::{Claim, Engine, Grant, HolderView};
 use crate::types::{Clock, LockName, LossReason, Mode, Result};
 
-/// Between two looks at least.
+/// The least pause between two looks.
 const PAUSE: Duration = Duration::from_millis(300);
 
-/// What an owner in another process holds, if that may be believed.
+/// The hold of an owner in another process, if this process may believe in it.
 pub(crate) async fn attested(
     state: &State,
     name: &LockName,
@@ -26,11 +26,11 @@ pub(crate) async fn attested(
     Ok(attested.filter(|(_, grant)| now < valid_until(grant.counted_from, grant.lease)))
 }
 
-/// Watches a joined hold until it is lost or its last guard is gone.
+/// Watches a joined hold until it is lost or its last guard is dropped.
 pub(crate) async fn watch(client: Weak<State>, hold: Arc<Hold>, clock: Clock) {
     let mut failed = false;
     loop {
-        // The client may go while its hold is watched: keep the engine alone.
+        // The client may be dropped while its hold is watched, so keep only the engine.
         let Some(engine) = client.upgrade().map(|state| Arc::clone(&state.engine)) else {
             return;
         };
@@ -72,9 +72,9 @@ pub(crate) async fn watch(client: Weak<State>, hold: Arc<Hold>, clock: Clock) {
     }
 }
 
-/// Returns once a look does not show the claim as a holder. A look that fails shows nothing.
+/// Returns once a look does not show the claim as a holder. A look that fails proves nothing.
 async fn gone(engine: &dyn Engine, claim: &Claim) {
-    // The highest token at the last look, where a change of it shows that the claim is gone.
+    // The highest token at the last look, if a change of it shows that the claim is gone.
     let mut seen = None;
     loop {
         tokio::time::sleep(PAUSE).await;
@@ -90,7 +90,7 @@ async fn gone(engine: &dyn Engine, claim: &Claim) {
                 }
                 match claim.mode {
                     Mode::Exclusive => Some(view.token()),
-                    // One of several may go and leave the highest token as it is.
+                    // One of several holders may end without a change of the highest token.
                     Mode::Shared | Mode::Permit { .. } => None,
                 }
             }

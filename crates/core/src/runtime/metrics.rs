@@ -1,6 +1,6 @@
-//! What a client reports through the `metrics` facade. Without the feature `metrics`, `no_metrics.rs` stands in for this file.
+//! What a client reports through the `metrics` facade. Without the feature `metrics`, `no_metrics.rs` replaces this file.
 //!
-//! Keys are made once per series. The recorder is asked at every report, so that it may be installed at any time.
+//! Keys are made once per series. The recorder is looked up at every report, so that it may be installed at any time.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -150,7 +150,7 @@ impl Series {
         }
     }
 
-    /// A request ended; with a reason, if it was not granted.
+    /// Reports the end of a request, with a reason if it was not granted.
     pub(crate) fn waits_no_more(&self, failure: Option<&'static str>) {
         let Some(keys) = &self.0 else {
             return;
@@ -161,7 +161,7 @@ impl Series {
         }
     }
 
-    /// A lock was granted, after a wait if it was waited for.
+    /// Reports a grant, with the wait if there was one.
     pub(crate) fn granted(&self, waited: Option<Duration>, handed_on: bool) {
         let Some(keys) = &self.0 else {
             return;
@@ -196,7 +196,7 @@ impl Series {
         }
     }
 
-    /// A hold was renewed, or was to be.
+    /// Reports a renewal, or an attempt.
     pub(crate) fn renewed(&self, outcome: &'static str) {
         if let Some(keys) = &self.0 {
             count(&keys.with(RENEWALS, "outcome", outcome));

@@ -1,4 +1,4 @@
-//! Stands in for `metrics.rs` without the feature `metrics`: reports nothing, and compiles to nothing.
+//! Replaces `metrics.rs` without the feature `metrics`: it reports nothing, and compiles to nothing.
 
 use std::borrow::Cow;
 use std::time::Duration;

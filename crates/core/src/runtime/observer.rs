@@ -16,11 +16,11 @@ use tracing::{Span, debug_span};
 use super::metrics::{Metrics, Series};
 use crate::types::{LockName, LossReason, Mode, Token};
 
-/// The target of all spans, so that a filter can have them without the events, which name locks.
+/// The target of all spans, so that a filter can select them without the events, which contain lock names.
 const SPANS: &str = "fencelock::spans";
 
-/// Hears what happens to the locks of a client. Every method has an empty default; none may block.
-/// A panic in one is logged, and changes nothing else.
+/// An observer of a client's locks. Every method has an empty default; none may block. A panic in a method is logged and has no
+/// other effect.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -42,13 +42,13 @@ const SPANS: &str = "fencelock::spans";
 /// # }
 /// ```
 pub trait Observer: Debug + Send + Sync + 'static {
-    /// A lock was granted after `waited`; `handed_on`: within this process, without a round trip.
+    /// A lock was granted after `waited`; `handed_on` if that happened within this process, without a round trip.
     fn granted(&self, name: &LockName, token: Token, waited: Duration, handed_on: bool) {
         let _ = (name, token, waited, handed_on);
     }
 
-    /// A request ended without a grant: the word of its error ([`Error::as_str`](crate::Error::as_str)), or `cancelled` if
-    /// its future was dropped.
+    /// A request ended without a grant. `reason` is the word of its error ([`Error::as_str`](crate::Error::as_str)), or
+    /// `cancelled` if its future was dropped.
     fn failed(&self, name: &LockName, reason: &'static str) {
         let _ = (name, reason);
     }
@@ -71,7 +71,7 @@ pub trait Observer: Debug + Send + Sync + 'static {
 
 type Classify = dyn Fn(&LockName) -> Cow<'static, str> + Send + Sync;
 
-/// A function of the program that says which class a lock name is of.
+/// A function of the program that gives the class of a lock name.
 #[derive(Clone)]
 pub(crate) struct NameClass(pub(crate) Arc<Classify>);
 
@@ -83,7 +83,7 @@ impl Debug for NameClass {
 
 /// Notes in its span how something ended.
 pub(crate) fn note_outcome(span: &Span, outcome: &'static str) {
-    // To look for the field costs time, also in a span that nobody reads.
+    // Looking up the field costs time, even in a span that is not recorded.
     if !span.is_disabled() {
         span.record("outcome", outcome);
     }
@@ -112,12 +112,12 @@ impl Observed {
         }
     }
 
-    /// Whether anybody wants to know how long a request waited.
+    /// Whether the time that a request waited is reported anywhere.
     pub(crate) fn times_waits(&self) -> bool {
         cfg!(feature = "metrics") || self.observer.is_some()
     }
 
-    /// Calls the observer. One that panics must not end the task that renews, or that reports losses.
+    /// Calls the observer. A panic in it must not end the task that renews or that reports losses.
     pub(crate) fn tell(&self, tell: impl FnOnce(&dyn Observer)) {
         let Some(observer) = &self.observer else {
             return;
@@ -144,7 +144,7 @@ impl Observed {
         }
     }
 
-    /// Sets what depends on the name.
+    /// Sets the field that depends on the name.
     fn classed(&self, span: Span, name: &LockName) -> Span {
         if !span.is_disabled()
             && let Some(class) = self.class(name)
@@ -154,15 +154,15 @@ impl Observed {
         span
     }
 
-    /// From a request to its end.
+    /// The span from a request to its end.
     pub(crate) fn acquire_span(&self, name: &LockName, mode: Mode) -> Span {
         let (engine, mode) = (self.engine, mode.as_str());
         let span = debug_span!(target: SPANS, "fencelock.acquire", engine, mode, class = Empty, outcome = Empty);
         self.classed(span, name)
     }
 
-    /// From a grant to its release or loss. It is a root, so that it keeps no span of its caller open, and follows from the
-    /// present one.
+    /// The span from a grant to its release or loss. It is a root, so that it keeps no span of its caller open. It follows from
+    /// the current span.
     pub(crate) fn hold_span(&self, name: &LockName, mode: Mode) -> Span {
         let (engine, mode) = (self.engine, mode.as_str());
         let span = debug_span!(target: SPANS, parent: None, "fencelock.hold", engine, mode, class = Empty, outcome = Empty);

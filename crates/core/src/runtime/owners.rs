@@ -31,11 +31,11 @@ pub(crate) struct Owners {
 #[derive(Debug, Default)]
 struct Slots {
     by_name: HashMap<(Arc<str>, LockName), Slot>,
-    /// How many there may be before the next sweep.
+    /// The number of entries at which the next sweep runs.
     sweep_at: usize,
 }
 
-/// One owner and one name: the task that has it locked decides whether to join or to place.
+/// The slot of one owner and one name. The task that has it locked decides whether to join or to place.
 pub(crate) type Slot = Arc<tokio::sync::Mutex<Weak<Hold>>>;
 
 impl Owners {

@@ -17,22 +17,23 @@ use crate::types::{Error, Result};
 pub(crate) struct Patience {
     /// Whether it waits at all.
     pub(crate) waits: bool,
-    /// Whether it waits in the queue; else it asks again and again.
+    /// Whether it waits in the queue. Otherwise it tries again and again.
     pub(crate) fair: bool,
-    /// How often it asks at most.
+    /// How often it tries at most.
     pub(crate) attempts: Option<u32>,
-    /// The shortest and the longest pause between two questions.
+    /// The shortest and the longest pause between two attempts.
     pub(crate) pauses: (Duration, Duration),
 }
 
 /// How many grants may come too late to be believed before a request gives up.
 const TOO_LATE: u32 = 5;
 
-/// Brings a claim to hold. On any other end the store keeps nothing of it, or it is being withdrawn in the background.
+/// Brings a claim to hold. After any other end the store keeps nothing of the claim, or the claim is being withdrawn in the
+/// background.
 ///
 /// The claim gets a new id if the store ends it while it waits.
 ///
-/// May only be dropped once it has ended: a caller that no longer waits says so through `caller`.
+/// Must not be dropped before its end. A caller that no longer waits says so through `caller`.
 pub(crate) async fn place(
     state: &Arc<State>,
     claim: &mut Claim,
@@ -47,7 +48,7 @@ pub(crate) async fn place(
     }
 }
 
-/// A claim whose first answer was no grant.
+/// A claim whose first answer was not a grant.
 struct Placing<'a> {
     state: &'a Arc<State>,
     claim: &'a mut Claim,
@@ -57,9 +58,9 @@ struct Placing<'a> {
     too_late: u32,
     after_error: Backoff,
     between: Backoff,
-    /// The store says that it has something of this claim.
+    /// Whether the store says that it has something of this claim.
     placed: bool,
-    /// A request had no answer. It may still take effect, even if a later answer finds nothing.
+    /// Whether a request had no answer. It may still take effect, even if a later answer finds nothing.
     unsure: bool,
 }
 
@@ -163,8 +164,8 @@ impl<'a> Placing<'a> {
         }
     }
 
-    /// The store has ended the claim, or the process that kept it is gone. Withdraws what is left of it, and goes on with a new
-    /// claim.
+    /// Handles the end of the claim: the store has ended it, or the process that kept it is gone. Withdraws what is left of it,
+    /// and continues with a new claim.
     fn ended(&mut self) -> Result<Next> {
         undo(self.state, self.claim);
         (self.placed, self.unsure) = (false, false);
@@ -178,7 +179,8 @@ impl<'a> Placing<'a> {
         Ok(Next::Pause(self.after_error.next_pause()))
     }
 
-    /// A grant whose answer took longer than its lease. Placing again prolongs what still holds, a few times.
+    /// Handles a grant whose answer took longer than its lease. The claim is placed again, which prolongs it if it still holds;
+    /// a few times at most.
     fn came_too_late(&mut self) -> Result<Next> {
         self.too_late += 1;
         if self.patience.waits && self.too_late < TOO_LATE {
@@ -190,7 +192,7 @@ impl<'a> Placing<'a> {
         Err(Error::unavailable(&self.state.engine, action, cause))
     }
 
-    /// Counts an attempt; true if it was the last.
+    /// Counts an attempt. True if it was the last one.
     fn was_last_attempt(&mut self) -> bool {
         self.attempts += 1;
         let most = self.patience.attempts;
@@ -211,7 +213,7 @@ impl<'a> Placing<'a> {
         }
     }
 
-    /// Waits until it is worth placing again, or the grant came by itself.
+    /// Waits until the claim should be placed again, or its grant has come.
     async fn wait(&mut self, place: &Place) -> Option<Grant> {
         let waited = tokio::select! {
             biased;
@@ -232,7 +234,7 @@ impl<'a> Placing<'a> {
     }
 }
 
-/// The longest pause after an error, at random, so that requests that were not sent do not come all at once.
+/// The longest pause after an error, at random, so that requests that were not sent are not all sent at once.
 fn longest_pause() -> Duration {
     let whole = AFTER_ERROR.1.as_millis() as u64;
     Duration::from_millis(fastrand::u64(whole / 2..=whole))

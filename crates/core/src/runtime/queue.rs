@@ -1,7 +1,7 @@
 //! The queue inside this process: tasks that want one lock wait here in order and cost the store one waiter.
 //!
-//! For each name at most one of them, the *front*, waits in the store's queue. A grant with a range of tokens is handed on
-//! to the next task here without a round trip, once per token; then the store's queue has its turn.
+//! For each name at most one of them, the *front*, waits in the store's queue. A grant with a range of tokens is handed on to
+//! the next task here without a round trip, once per token; then it is the turn of the store's queue.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -30,13 +30,13 @@ struct Queue {
 #[derive(Debug)]
 struct Waiter {
     claim: Claim,
-    /// A hold that is handed on would do.
+    /// Whether a hold that is handed on is sufficient.
     plain: bool,
     caller: Arc<Caller>,
     turn: oneshot::Sender<Turn>,
 }
 
-/// The news for a waiting task.
+/// The message for a waiting task.
 #[derive(Debug)]
 pub(crate) enum Turn {
     /// Place your claim at the store.
@@ -45,11 +45,11 @@ pub(crate) enum Turn {
     HandedOn(Arc<Hold>),
 }
 
-/// Where a task finds itself after entering.
+/// The position of a task after entering.
 pub(crate) enum Entered {
     /// At the front.
     Front(Front),
-    /// In the queue; the turn comes through this channel.
+    /// In the queue; the message comes through this channel.
     Waiting(oneshot::Receiver<Turn>),
 }
 
@@ -58,7 +58,7 @@ pub(crate) enum Entered {
 pub(crate) struct Front {
     queues: Queues,
     name: LockName,
-    /// Others of this process were here at the same time, so a range of tokens is worth its price.
+    /// Whether other tasks of this process were in the queue at the same time, so that a range of tokens is worth its price.
     pub(crate) contended: bool,
     granted: bool,
 }
@@ -93,7 +93,7 @@ impl Queues {
         front.map_or(Heard::Nothing, |front| front.heard())
     }
 
-    /// Joins the queue for the claim's name. `plain`: a hold that is handed on would do.
+    /// Joins the queue for the claim's name. `plain` if a hold that is handed on is sufficient.
     pub(crate) fn enter(&self, claim: &Claim, plain: bool, caller: &Arc<Caller>) -> Entered {
         let mut all = self.0.lock();
         let Some(queue) = all.get_mut(&claim.name) else {
@@ -104,7 +104,7 @@ impl Queues {
             all.insert(claim.name.clone(), queue);
             return Entered::Front(self.front(&claim.name, false));
         };
-        // Tasks that went away leave their entries; sweep now and then.
+        // Dropped tasks leave their entries, so sweep from time to time.
         if queue.waiters.len() % 64 == 63 {
             queue.waiters.retain(|waiter| !waiter.turn.is_closed());
         }
@@ -123,7 +123,7 @@ impl Queues {
         Entered::Waiting(told)
     }
 
-    /// A hold came to its end here. Hands it on if that may be; true if it was handed on, and nothing is left to do.
+    /// Ends a hold. Hands it on if possible. True if it was handed on, and nothing is left to do.
     pub(crate) fn leave(&self, hold: &Arc<Hold>) -> bool {
         loop {
             let mut all = self.0.lock();
@@ -142,14 +142,14 @@ impl Queues {
             {
                 hold.hand_on();
                 hold.add_guard();
-                // With the last token handed on, the next task may go to the store's queue already.
+                // After the last token was handed on, the next task may already go to the store's queue.
                 let front = queue.next_front(self, &hold.claim.name);
                 drop(all);
                 tell(front);
                 if next.turn.send(Turn::HandedOn(Arc::clone(hold))).is_ok() {
                     return true;
                 }
-                // It went away just now, and the hold is still to be handed on.
+                // The task was dropped just now, so the hold must still be handed on.
                 hold.drop_guard();
                 continue;
             }
@@ -170,8 +170,8 @@ impl Queue {
         self.front.is_none() && self.holder.is_none() && self.waiters.is_empty()
     }
 
-    /// Whether the present holder may hand its hold on to this waiter. Not past the front, which came before all waiters:
-    /// it waits for a hold of its own because that of the holder would not do.
+    /// Whether the present holder may hand its hold on to this waiter. It must not be handed on past the front, which came
+    /// before all waiters. The front waits for a hold of its own, because the holder's is not sufficient for it.
     fn hands_on_to(&self, waiter: &Waiter) -> bool {
         let holder = self.holder.as_ref();
         waiter.plain
@@ -197,7 +197,7 @@ impl Queue {
     }
 }
 
-/// Tells a task that it is at the front. If it went away, dropping its turn makes the next one the front.
+/// Tells a task that it is at the front. If the task was dropped, dropping its turn makes the next one the front.
 fn tell(front: Option<(Waiter, Front)>) {
     if let Some((waiter, front)) = front {
         let _ = waiter.turn.send(Turn::Front(front));
@@ -205,7 +205,7 @@ fn tell(front: Option<(Waiter, Front)>) {
 }
 
 impl Front {
-    /// The claim of the front was granted: it becomes the holder, and there is no front.
+    /// Notes that the claim of the front was granted: it becomes the holder, and there is no front.
     pub(crate) fn granted(mut self, hold: &Arc<Hold>) {
         self.granted = true;
         let mut all = self.queues.0.lock();

@@ -1,4 +1,4 @@
-//! Owners: entering again what an owner holds already, in this process or in the one around it.
+//! Owners: entering again a lock that an owner already holds, in this process or in an outer one.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::state::State;
 use crate::engine::{Claim, Grant, HolderView};
 use crate::types::{Error, LockName, Mode, Owner, Result, around};
 
-/// Enters what the owner holds, or takes the lock on its behalf.
+/// Enters the owner's hold, or takes the lock on its behalf.
 pub(crate) async fn enter(
     state: &Arc<State>,
     request: &mut Request,
@@ -26,7 +26,7 @@ pub(crate) async fn enter(
             () = caller.gone(&state.closing) => return Err(Error::Closed),
         }
     } else {
-        // If it is locked, another task of this owner is taking the lock just now.
+        // If the slot is locked, another task of this owner is taking the lock just now.
         let name = claim.name.clone();
         slot.try_lock().map_err(|_| Error::Held { name })?
     };
@@ -81,7 +81,7 @@ async fn join(state: &Arc<State>, request: &Request) -> Result<Option<Share>> {
     Ok(share.is_valid().then_some(share))
 }
 
-/// The hold of an owner around this one, in another process, and what may be believed of it.
+/// The hold of an outer owner, in another process, and what this process may believe of it.
 async fn find_outer(
     state: &State,
     name: &LockName,
@@ -95,7 +95,7 @@ async fn find_outer(
     Ok(None)
 }
 
-/// Whether an owner's claim may enter what the owner holds.
+/// Checks whether a claim may enter the hold of its owner.
 fn fits(claim: &Claim, held: Mode) -> Result<()> {
     if claim.mode == held || held == Mode::Exclusive {
         return Ok(());

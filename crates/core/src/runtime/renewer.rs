@@ -1,4 +1,4 @@
-//! The renewer: renews all holds of a client in batches, and tells a holder in time that its grant is lost.
+//! The renewer: renews all holds of a client in batches, and reports a loss to its holder in time.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -17,7 +17,7 @@ use crate::types::{Clock, LossReason, Result};
 /// How many claims go into one call of [`Engine::renew`](crate::Engine::renew).
 const BATCH: usize = 1000;
 
-/// The renewer's task: ends when the client is gone.
+/// The renewer's task: ends when the client is dropped.
 pub(crate) async fn run(client: Weak<State>, clock: Clock) {
     loop {
         let Some(state) = client.upgrade() else {
@@ -38,7 +38,7 @@ pub(crate) async fn run(client: Weak<State>, clock: Clock) {
             let work = async move { renew_batch(&renewing, batch).await };
             state.background.run(work);
         }
-        // The client may go while this task sleeps: keep the schedule alone.
+        // The client may be dropped while this task sleeps, so keep only the schedule.
         let schedule = Arc::clone(&state.schedule);
         drop(state);
         match next {
@@ -51,7 +51,7 @@ pub(crate) async fn run(client: Weak<State>, clock: Clock) {
     }
 }
 
-/// The holds of one call each: of one lane, and not too many.
+/// Splits the holds into calls: each has one lane, and not too many holds.
 fn batches(state: &State, holds: Vec<Arc<Hold>>) -> Vec<Vec<Arc<Hold>>> {
     let mut lanes: BTreeMap<u32, Vec<Arc<Hold>>> = BTreeMap::new();
     for hold in holds {
@@ -62,7 +62,7 @@ fn batches(state: &State, holds: Vec<Arc<Hold>>) -> Vec<Vec<Arc<Hold>>> {
     chunked.map(<[_]>::to_vec).collect()
 }
 
-/// Listens to what the store reports unasked.
+/// Listens to the events of the store.
 pub(crate) async fn listen(client: Weak<State>, mut events: EventStream) {
     while let Some(event) = events.next().await {
         let Some(state) = client.upgrade() else {
@@ -84,19 +84,19 @@ pub(crate) async fn listen(client: Weak<State>, mut events: EventStream) {
                     hold.ask();
                 }
             }
-            // Losses are still found by renewal.
+            // Renewals still find losses.
             Err(error) => tracing::debug!(%error, "listening to the store failed"),
         }
     }
 }
 
-/// The validity of a hold is over: its guards hear of it. The task that sees it first calls this.
+/// Ends a hold whose validity is over, and informs its guards. The task that notices it first calls this.
 pub(crate) fn end(state: &Arc<State>, hold: &Arc<Hold>) {
     let (reason, ours) = hold.why_over();
     state.lose(hold, reason);
     let unnoticed = !hold.renews && state.promises().lease != LeaseKind::Lease;
     if (ours || unnoticed) && !hold.joined {
-        // Its holder may be stuck, and the store need not find out by itself.
+        // Its holder may be stuck, and the store may not notice the end by itself.
         let abandon = withdraw::abandon(Arc::clone(state), Arc::clone(hold));
         state.background.run(abandon);
     }
@@ -127,7 +127,7 @@ async fn renew_batch(state: &Arc<State>, batch: Renewing) {
         .tell(|observer| observer.renewed(kept, lost, unknown));
 }
 
-/// What became of a renewal, as a word.
+/// The outcome of a renewal, as a word.
 fn outcome(renewal: &Renewal) -> &'static str {
     match renewal {
         Renewal::Kept { .. } => "kept",
@@ -136,7 +136,7 @@ fn outcome(renewal: &Renewal) -> &'static str {
     }
 }
 
-/// What became of many.
+/// The worst outcome of many, as a word.
 fn worst(lost: usize, unknown: usize) -> &'static str {
     match (lost, unknown) {
         (0, 0) => "kept",

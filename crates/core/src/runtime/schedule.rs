@@ -21,16 +21,16 @@ use crate::types::{BootInstant, ClaimId, Clock, LossReason};
 pub(crate) struct Schedule {
     clock: Clock,
     state: Mutex<State>,
-    /// The earliest entry moved forward.
+    /// Notified when the earliest entry has moved forward.
     sooner: Notify,
-    /// Until when the task sleeps at most, in nanoseconds; `u64::MAX` if nothing is due.
+    /// Until when the task sleeps, in nanoseconds; `u64::MAX` if nothing is due.
     sleeps_until: AtomicU64,
 }
 
 #[derive(Debug, Default)]
 struct State {
     holds: HashMap<ClaimId, Entry, RandomState>,
-    /// When to look at a hold next: a renewal is due, or validity ends.
+    /// When to check a hold next: a renewal is due, or its validity ends.
     due: BTreeSet<(BootInstant, ClaimId)>,
 }
 
@@ -38,7 +38,7 @@ struct State {
 struct Entry {
     hold: Arc<Hold>,
     due: BootInstant,
-    /// A renewal is under way; release waits for its end.
+    /// Whether a renewal is under way. A release waits for its end.
     renewing: bool,
 }
 
@@ -100,7 +100,7 @@ impl Schedule {
         reserved.then(|| self.renewing(vec![Arc::clone(hold)]))
     }
 
-    /// Renewals that were marked as under way.
+    /// The guard of renewals that were marked as under way.
     pub(crate) fn renewing(self: &Arc<Self>, holds: Vec<Arc<Hold>>) -> Renewing {
         let schedule = Arc::clone(self);
         Renewing { schedule, holds }
@@ -121,7 +121,7 @@ impl Schedule {
         }
     }
 
-    /// Every hold there is.
+    /// All holds.
     pub(crate) fn all(&self) -> Vec<Arc<Hold>> {
         let state = self.state.lock();
         state.holds.values().map(|e| Arc::clone(&e.hold)).collect()
@@ -138,7 +138,7 @@ impl Schedule {
         self.sooner.notified().await;
     }
 
-    /// The holds whose validity is over, those to renew, and when to look again.
+    /// The holds whose validity is over, those to renew, and when to check again.
     pub(crate) fn collect(&self) -> (Vec<Arc<Hold>>, Vec<Arc<Hold>>, Option<BootInstant>) {
         let now = self.clock.now();
         let (mut lost, mut renew) = (Vec::new(), Vec::new());
@@ -150,7 +150,7 @@ impl Schedule {
                 continue;
             };
             let hold = &entry.hold;
-            // What is due soon is renewed now, so that many holds cost few wake-ups.
+            // Renewals that are due soon are sent now, so that many holds cost few wake-ups.
             let soon = now + early(hold, now);
             if at > soon {
                 break;
@@ -158,7 +158,7 @@ impl Schedule {
             let ends = hold.valid_until();
             let settled = !hold.renews || entry.renewing || hold.lost().is_some();
             if settled && at > now {
-                // Only the end of its validity is awaited, and that does not come early.
+                // Only the end of its validity is due, and that is not handled early.
                 break;
             }
             due.pop_first();
@@ -186,7 +186,7 @@ impl Schedule {
         (lost, renew, next)
     }
 
-    /// Notes the outcome of a renewal. The reason if the hold is lost with it; the caller says so.
+    /// Notes the outcome of a renewal. Returns the reason if the hold is lost by it; the caller must report that.
     #[must_use]
     pub(crate) fn note(
         &self,
@@ -233,7 +233,7 @@ impl Schedule {
         lost
     }
 
-    /// A request is about to be sent that may leave the hold no more than `lease`: what is believed beyond that ends with it.
+    /// Notes that a request is about to be sent that may shorten the lease to `lease`: validity beyond that ends now.
     pub(crate) fn curtail(&self, hold: &Hold, lease: Duration) {
         if !hold.curtail(lease) {
             return;
@@ -263,15 +263,15 @@ impl Schedule {
     }
 }
 
-/// Renewals under way. A task may go away without noting their outcome, as all do when their runtime ends; it must not leave
-/// a release waiting for them.
+/// Renewals under way. A task may be dropped without noting their outcome, as when its runtime ends. Then a release must not
+/// wait for them forever.
 pub(crate) struct Renewing {
     schedule: Arc<Schedule>,
     pub(crate) holds: Vec<Arc<Hold>>,
 }
 
 impl Renewing {
-    /// The outcome of each was noted.
+    /// Called when the outcome of each was noted.
     pub(crate) fn noted(mut self) {
         self.holds.clear();
     }
@@ -286,7 +286,7 @@ impl Drop for Renewing {
 }
 
 impl State {
-    /// Sets when to look at a hold, if it is here.
+    /// Sets when to check a hold, if it is in the schedule.
     fn reschedule(&mut self, id: ClaimId, when: impl FnOnce(&mut Entry) -> BootInstant) {
         let Self { holds, due } = self;
         if let Some(entry) = holds.get_mut(&id) {
@@ -297,7 +297,7 @@ impl State {
     }
 }
 
-/// Why a hold was lost, by what it depended on.
+/// Why a hold was lost, by the thing on which it depended.
 pub(crate) const fn end_of(kind: LeaseKind) -> LossReason {
     match kind {
         LeaseKind::Lease => LossReason::StoreForgot,
@@ -306,18 +306,18 @@ pub(crate) const fn end_of(kind: LeaseKind) -> LossReason {
     }
 }
 
-/// Until the next attempt to renew: within validity, but not in a rush.
+/// The pause until the next attempt to renew: within the validity, but not too soon.
 fn pause(hold: &Hold) -> Duration {
     let pause = (hold.remaining() / 4).min(hold.claim.ttl / 10);
     pause.max(Duration::from_millis(10))
 }
 
-/// How much earlier than due a renewal may be sent together with others: little against what is left of its lease.
+/// How much earlier than due a renewal may be sent together with others: a small part of its remaining lease.
 fn early(hold: &Hold, now: BootInstant) -> Duration {
     hold.claim.ttl.min(hold.valid_until().since(now)) / 30
 }
 
-/// A third into the lease, or the end of validity if it is not renewed.
+/// When the first renewal is due: after a third of the lease. Without renewals, the end of validity.
 fn first_renewal(hold: &Hold, counted_from: BootInstant, lease: Duration) -> BootInstant {
     let ends = hold.valid_until();
     if hold.renews {
@@ -337,7 +337,7 @@ mod tests {
 
     const TTL: Duration = Duration::from_secs(30);
 
-    /// Held no longer than it takes.
+    /// Holds for a moment only.
     fn hold_shortly(schedule: &Schedule, number: u8) {
         let id = ClaimId::from_bytes([number; 16]);
         let claim = Claim::new(id, "somebody", LockName::new("a").unwrap());
@@ -371,7 +371,7 @@ mod tests {
         for round in 0..2 {
             hold_shortly(&schedule, 10 * round);
             assert!(is_woken(&schedule).await);
-            // Only to find that it is over.
+            // It wakes only to find that the hold is over.
             let next = schedule.collect().2.unwrap();
             assert!(next > schedule.clock.now());
             for number in 1..10 {

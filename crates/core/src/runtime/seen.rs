@@ -1,4 +1,4 @@
-//! What is reported of one hold: a span for each grant, and its part in the gauge of holds.
+//! The reports about one hold: a span for each grant, and its part in the gauge of holds.
 
 use crate::support::Mutex;
 use std::mem;
@@ -15,14 +15,14 @@ pub(crate) struct Seen(Mutex<Parts>);
 #[derive(Debug, Default)]
 struct Parts {
     series: Series,
-    /// The gauge counts it.
+    /// Whether the gauge counts it.
     counted: bool,
-    /// That of the present grant.
+    /// The span of the present grant.
     span: Option<Span>,
 }
 
 impl Seen {
-    /// The store granted it.
+    /// Notes that the store granted it.
     pub(crate) fn begin(&self, series: Series) {
         series.holds();
         let mut parts = self.0.lock();
@@ -30,14 +30,14 @@ impl Seen {
         parts.counted = true;
     }
 
-    /// A guard has it, after a grant or a hand-off.
+    /// Notes that a guard has it, after a grant or a hand-off.
     pub(crate) fn open(&self, span: Span) {
         if !span.is_disabled() {
             self.0.lock().span = Some(span);
         }
     }
 
-    /// The guard has it no more.
+    /// Notes that the guard no longer has it.
     pub(crate) fn close(&self, outcome: &'static str) {
         let span = self.0.lock().span.take();
         if let Some(span) = span {
@@ -45,7 +45,7 @@ impl Seen {
         }
     }
 
-    /// Nobody has it any more.
+    /// Notes that no guard has it any more.
     pub(crate) fn end(&self) {
         let mut parts = self.0.lock();
         if mem::take(&mut parts.counted) {

@@ -30,7 +30,7 @@ impl Share {
         Self::of_counted(state, hold)
     }
 
-    /// For a hold that counts this share already.
+    /// A share of a hold that already counts it.
     pub(crate) fn of_counted(state: Arc<State>, hold: Arc<Hold>) -> Self {
         let token = hold.token();
         let left = AtomicBool::new(false);
@@ -43,7 +43,7 @@ impl Share {
         }
     }
 
-    /// Drops the share without counting it off, and leaves the hold as it is.
+    /// Drops the share without changing the hold or its count.
     pub(crate) fn dissolve(self) {
         self.left.store(true, Ordering::SeqCst);
         self.hold.drop_guard();
@@ -53,7 +53,7 @@ impl Share {
         self.left.load(Ordering::SeqCst)
     }
 
-    /// Cancelled when this share ends, or its hold.
+    /// A token that is cancelled when this share ends, or its hold.
     pub(crate) fn cancellation_token(&self) -> CancellationToken {
         let parent = || self.hold.cancel.token(CancellationToken::new);
         self.cancel.token(|| parent().child_token())
@@ -86,7 +86,7 @@ impl Share {
         self.state.background.carry(self.leave(span)).await
     }
 
-    /// Marks this share as ended; true if it was the last one of a hold that is to be given back.
+    /// Marks this share as ended; true if it was the last one of a hold that must be given back.
     fn is_last(&self) -> bool {
         if self.left.swap(true, Ordering::SeqCst) {
             return false;
@@ -118,7 +118,7 @@ impl Share {
         }
     }
 
-    /// Hands the hold on to the next task of this process, if that may be.
+    /// Hands the hold on to the next task of this process, if that is possible.
     fn hand_on(&self, span: &Span) -> bool {
         let handed_on = self.state.queues.leave(&self.hold);
         if !handed_on {

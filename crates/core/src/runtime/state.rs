@@ -13,13 +13,13 @@ use super::schedule::Schedule;
 use crate::engine::{Engine, Promises, Purpose};
 use crate::types::{BootInstant, ClaimIds, Clock, Error, LossReason, Result, Token, in_words};
 
-/// What a client is made with.
+/// The settings of a client.
 pub(crate) struct Settings {
     /// The owner text of requests that name no owner.
     pub(crate) who: Arc<str>,
     /// How many tokens a contended claim asks for.
     pub(crate) batch: u32,
-    /// Nothing is taken, and nothing is taken from others.
+    /// Whether the client is for inspection only: it takes no locks and evicts no holders.
     pub(crate) inspect_only: bool,
     pub(crate) purpose: Purpose,
 }
@@ -75,7 +75,7 @@ impl State {
         Error::internal(store, why)
     }
 
-    /// Refuses what changes the store, if the client was opened to look only.
+    /// Refuses an action that changes the store, if the client was opened for inspection only.
     pub(crate) fn check_takes(&self, what: &'static str) -> Result<()> {
         if !self.settings.inspect_only {
             return Ok(());
@@ -84,7 +84,7 @@ impl State {
         Err(Error::unsupported(&self.engine, what, why))
     }
 
-    /// Refuses a ttl that the store does not take.
+    /// Refuses a ttl that the store does not accept.
     pub(crate) fn check_ttl(&self, ttl: Duration, lock_delay: Duration) -> Result<()> {
         let refuse = |why: String| Err(Error::invalid("ttl", format!("{ttl:?}"), why));
         let min_ttl = self.promises().min_ttl;
@@ -101,7 +101,7 @@ impl State {
         self.check_length("ttl", ttl, lock_delay)
     }
 
-    /// Refuses a lease that is longer than the store takes; `what` names it.
+    /// Refuses a lease that is longer than the store accepts; `what` names it.
     pub(crate) fn check_length(
         &self,
         what: &'static str,

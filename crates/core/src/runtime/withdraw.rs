@@ -9,14 +9,14 @@ use crate::engine::{Claim, Leave, Renewal, Withdrawn};
 use crate::support::Backoff;
 use crate::types::{BootInstant, LossReason, Release, Result, Token};
 
-/// For how long a client that is being closed goes on asking a store that does not answer.
+/// How long a client that is being closed repeats requests to a store that does not answer.
 pub(crate) const CLOSING: Duration = Duration::from_secs(2);
 
 /// The shortest and the longest pause after an error of the store.
 pub(crate) const AFTER_ERROR: (Duration, Duration) =
     (Duration::from_millis(20), Duration::from_secs(1));
 
-/// Withdraws in the background what may be left of a claim that its caller does not know to be granted.
+/// Withdraws a claim in the background, if its caller does not know whether it was granted.
 pub(crate) fn undo(state: &Arc<State>, claim: &Claim) {
     let (state, claim) = (Arc::clone(state), claim.clone());
     let kept_until = state.clock.now() + claim.ttl;
@@ -24,8 +24,8 @@ pub(crate) fn undo(state: &Arc<State>, claim: &Claim) {
     background.run(async move { insist(&state, &claim, Leave::Release, kept_until).await });
 }
 
-/// Withdraws a claim again and again, until that is final or the longest lease that the claim can have by now has ended:
-/// `kept_until`, lock-delay aside.
+/// Withdraws a claim again and again, until that is final or the longest lease that the claim can have has ended: `kept_until`,
+/// lock-delay aside.
 async fn insist(state: &State, claim: &Claim, how: Leave, kept_until: BootInstant) {
     let begun = state.clock.now();
     let ends = kept_until.max(begun + claim.ttl) + claim.lock_delay;
@@ -48,10 +48,11 @@ async fn insist(state: &State, claim: &Claim, how: Leave, kept_until: BootInstan
     }
 }
 
-/// Ends a hold: first its renewals, then the claim itself. What the store does not confirm goes on in the background.
+/// Ends a hold: first its renewals, then the claim itself. A withdrawal that the store does not confirm continues in the
+/// background.
 pub(crate) async fn leave(state: Arc<State>, hold: Arc<Hold>, token: Token) -> Result<Release> {
     state.schedule.remove(&hold).await;
-    // Whatever the store says: a lease that had ended was lost to time, not taken away.
+    // In any case: a lease that had already ended has expired, and was not taken away.
     let timely = state.clock.now() < hold.valid_until();
     let valid = timely && hold.lost().is_none();
     let withdrawn = give_back(&state, &hold, valid).await;
@@ -88,15 +89,15 @@ async fn give_back(state: &Arc<State>, hold: &Hold, valid: bool) -> Result<Withd
     withdrawn
 }
 
-/// Has the store keep a hold for what is left of its `at_least`, without this client: its lease ends by itself. False if
-/// nothing is left, or if it does not hold.
+/// Makes the store keep a hold for the rest of its `at_least`, without this client: its lease ends by itself. False if no time
+/// is left, or if it does not hold.
 async fn keep(state: &Arc<State>, hold: &Hold) -> Result<bool> {
     let owes = hold.owes();
     if owes.is_zero() {
         return Ok(false);
     }
     let mut held = hold.held_claim();
-    // The store adds the lock-delay, which is not for a release.
+    // The store adds the lock-delay, which must not follow a release.
     let lease = owes.saturating_sub(held.claim.lock_delay);
     held.claim.ttl = lease.max(state.promises().min_ttl);
     held.shorten = true;
@@ -107,7 +108,7 @@ async fn keep(state: &Arc<State>, hold: &Hold) -> Result<bool> {
     }
     let client = Arc::downgrade(state);
     let (clock, ends) = (state.clock, state.clock.now() + owes);
-    // An engine may know the claim until it is withdrawn; so a client that is still there withdraws it in the end.
+    // An engine may keep data of the claim until it is withdrawn. So if the client still exists then, it withdraws the claim.
     state.background.spawn(async move {
         clock.sleep_until(ends).await;
         if let Some(state) = client.upgrade().filter(|state| !state.is_closed()) {
@@ -121,7 +122,7 @@ async fn keep(state: &Arc<State>, hold: &Hold) -> Result<bool> {
     }
 }
 
-/// Gives back a hold that this client has ended although its guards are still there.
+/// Gives back a hold that this client has ended although its guards still exist.
 pub(crate) async fn abandon(state: Arc<State>, hold: Arc<Hold>) {
     state.schedule.remove(&hold).await;
     if let Err(error) = give_back(&state, &hold, false).await {

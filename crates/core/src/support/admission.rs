@@ -1,4 +1,4 @@
-//! The one rule of admission: may a claim hold beside those that hold already?
+//! The one rule of admission: whether a claim may hold beside those that already hold
 //!
 //! Engines whose rule runs elsewhere (a Lua script, an SQL statement) repeat it there, and test that copy against
 //! [`admits`] on every small input ([`small_inputs`]).
@@ -10,8 +10,7 @@ use crate::types::Mode;
 /// Whether a claim of this mode may hold beside `holders`.
 ///
 /// An exclusive claim holds alone. A shared claim holds beside shared ones. A permit holds beside permits of the same
-/// semaphore, up to their number; permits that name different numbers never hold together, since neither number would
-/// be kept.
+/// semaphore, up to their number; permits that name different numbers never hold together, since neither limit would be kept.
 ///
 /// ```
 /// # use fencelock_core::*;
@@ -35,8 +34,8 @@ pub fn admits(mode: Mode, holders: impl IntoIterator<Item = Mode>) -> bool {
     }
 }
 
-/// Every mode with permits of up to three, beside every list of up to three holders: what an engine's own copy of the rule
-/// is tested on.
+/// Every mode with permits of up to three, beside every list of up to three holders: the inputs on which an engine's own copy
+/// of the rule is tested.
 ///
 /// ```
 /// # use fencelock_core::*;
@@ -108,8 +107,8 @@ mod tests {
     }
 
     #[test]
-    fn who_is_admitted_may_also_have_come_before() {
-        // Whether two claims fit together does not depend on who came first.
+    fn admission_does_not_depend_on_the_order() {
+        // Whether two claims fit together does not depend on their order.
         for (mode, holders) in small_inputs() {
             if let [held] = holders[..] {
                 assert_eq!(

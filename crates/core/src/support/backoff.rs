@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Pauses that grow at random, so that many clients do not try in step with each other (decorrelated jitter: Brooker,
+/// Pauses that grow at random, so that many clients do not all try at the same times (decorrelated jitter: Brooker,
 /// "Exponential backoff and jitter", 2015).
 ///
 /// ```
@@ -24,7 +24,7 @@ impl Backoff {
     /// Pauses from `shortest` (1 ms at least) to `longest`.
     #[must_use]
     pub fn new(shortest: Duration, longest: Duration) -> Self {
-        // Never no pause at all, which would be a busy loop.
+        // At least some pause, since none at all would be a busy loop.
         let shortest = shortest.max(Duration::from_millis(1));
         Self {
             shortest,

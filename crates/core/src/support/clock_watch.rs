@@ -7,10 +7,10 @@ use crate::types::{BootInstant, Clock};
 
 /// A clock that differs by more than this is reported.
 const APART: Duration = Duration::from_secs(1);
-/// More than slewing a clock adds to a second, and more than the time of an answer's way explains.
+/// More than slewing a clock adds to a second, and more than the travel time of an answer explains.
 const STEP: Duration = Duration::from_millis(50);
 
-/// A server's clock, asked a few times within a second, against this machine's.
+/// A server's clock, read a few times within a second, compared with this machine's.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -30,7 +30,7 @@ pub struct ClockWatch {
     seen: Vec<Seen>,
 }
 
-/// When the server was asked, for [`ClockWatch::told`].
+/// When the request was sent, for [`ClockWatch::told`].
 #[derive(Clone, Copy, Debug)]
 pub struct Asked {
     boot: BootInstant,
@@ -45,7 +45,7 @@ struct Seen {
 }
 
 impl Asked {
-    /// Now: the question is about to be sent.
+    /// The present time: the request is about to be sent.
     #[must_use]
     pub fn now() -> Self {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -57,12 +57,12 @@ impl Asked {
 }
 
 impl ClockWatch {
-    /// How often to ask.
+    /// How often to read the server's clock.
     pub const TIMES: usize = 6;
-    /// How long to wait between two questions.
+    /// The pause between two readings.
     pub const PAUSE: Duration = Duration::from_millis(200);
 
-    /// A watch that has asked nothing yet. Findings call the server `name`.
+    /// A watch without readings yet. Findings call the server `name`.
     #[must_use]
     pub fn new(name: impl Into<String>) -> Self {
         Self {
@@ -71,7 +71,7 @@ impl ClockWatch {
         }
     }
 
-    /// An answer has just come: the time since the beginning of 1970, UTC, by the server's clock.
+    /// Notes an answer that has just come: the time since the beginning of 1970, UTC, by the server's clock.
     pub fn told(&mut self, asked: Asked, there: Duration) {
         self.seen.push(Seen {
             asked,
@@ -121,7 +121,7 @@ impl Seen {
         ahead.or(behind.filter(far).map(|by| (false, by)))
     }
 
-    /// Whether the server's clock went forward, and by how much at least, beside the time that passed until `next`.
+    /// Whether the server's clock went forward, and by how much at least, in addition to the time that passed until `next`.
     fn step(&self, next: Self) -> Option<(bool, Duration)> {
         let least = next.asked.boot.since(self.answered.boot);
         let most = next.answered.boot.since(self.asked.boot);
@@ -137,7 +137,7 @@ impl Seen {
 mod tests {
     use super::*;
 
-    /// Answers that took 10 ms each: when they were sent, and what they said, in ms.
+    /// The findings for answers that took 10 ms each, given as the time of the request and the answer, in ms.
     fn watched(answers: &[(u64, u64)]) -> Vec<String> {
         let at = |ms: u64| Asked {
             boot: BootInstant::from_nanos(ms * 1_000_000),
@@ -156,10 +156,10 @@ mod tests {
     }
 
     #[test]
-    fn offsets_and_jumps_are_told_apart_from_slow_answers() {
+    fn offsets_and_jumps_are_distinguished_from_slow_answers() {
         assert_eq!(watched(&[]), [""; 0]);
         assert_eq!(watched(&[(0, 5), (200, 205), (400, 409)]), [""; 0]);
-        // As late as it may be, and as early, within what the way explains and a slewed clock makes.
+        // As late and as early as travel time and a slewed clock explain.
         assert_eq!(watched(&[(0, 0), (200, 258)]), [""; 0]);
         assert_eq!(watched(&[(0, 10), (200, 151)]), [""; 0]);
         let told = watched(&[(0, 5), (200, 5205), (400, 5400)]);

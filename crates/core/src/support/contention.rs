@@ -9,8 +9,8 @@ use crate::types::LockName;
 
 const NAMES: usize = 1024;
 
-/// Which locks were contended recently. For those, the requests that prepare for other claims are faster than the fast path of
-/// an uncontended lock. Names with the same hash share a counter; a wrong guess costs one request.
+/// Which locks were contended recently. For those, requests that expect other claims are faster than the fast path of an
+/// uncontended lock. Names with the same hash share a counter; a wrong guess costs one request.
 #[derive(Debug)]
 pub struct Contention(Box<[NameContention; NAMES]>);
 
@@ -22,17 +22,17 @@ impl NameContention {
     /// How many uncontended grants in a row it takes until the lock counts as uncontended.
     const MOST: u8 = 8;
 
-    /// Whether somebody else wanted the lock recently.
+    /// Whether another claim wanted the lock recently.
     pub fn is_contended(&self) -> bool {
         self.0.load(Ordering::Relaxed) > 0
     }
 
-    /// Somebody else wants the lock.
+    /// Notes that another claim wants the lock.
     pub fn raise(&self) {
         self.0.store(Self::MOST, Ordering::Relaxed);
     }
 
-    /// After an immediate grant. Two concurrent calls may count as one.
+    /// Notes an immediate grant. Two concurrent calls may count as one.
     pub fn lower(&self) {
         let left = self.0.load(Ordering::Relaxed);
         if left > 1 {
@@ -40,7 +40,8 @@ impl NameContention {
         }
     }
 
-    /// The last step belongs to a release, so that a claim that was placed on a contended lock is also released as on one.
+    /// Clears the last step of contention. This belongs to a release, so that a claim that was placed as on a contended lock is
+    /// also released in that way.
     pub fn clear_last(&self) {
         if self.0.load(Ordering::Relaxed) == 1 {
             self.0.store(0, Ordering::Relaxed);

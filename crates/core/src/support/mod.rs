@@ -1,4 +1,4 @@
-//! What engines share. Nothing here talks to a store.
+//! Common parts of the engines. They send nothing to a store.
 
 pub mod admission;
 mod backoff;

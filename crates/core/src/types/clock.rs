@@ -1,4 +1,4 @@
-//! Time as a lock must see it: a clock that goes on while the machine sleeps.
+//! The clock for locks: it also counts while the machine sleeps.
 //!
 //! A lease is counted by a server that does not sleep when this machine does, so validity is counted on
 //! `CLOCK_BOOTTIME`. Tests of the core's own logic run on tokio's clock instead, which can be paused.
@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// The longest sleep of [`Clock::sleep_until`]. Timers of the operating system stop in suspend and the boot clock does
-/// not, so a sleeper looks at the clock again at least this often.
+/// The longest sleep of [`Clock::sleep_until`]. Timers of the operating system stop in suspend and the boot clock does not, so
+/// a sleeper reads the clock again at least this often.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
-/// An instant on the boot clock, in nanoseconds since the machine was started. It only has meaning on this machine and
-/// until it is restarted.
+/// An instant on the boot clock, in nanoseconds since the machine was started. It is only valid on this machine, until its
+/// restart.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -47,7 +47,7 @@ impl BootInstant {
     }
 }
 
-/// Saturates: a far future is good enough as "never".
+/// Saturates: a far future counts as "never".
 impl Add<Duration> for BootInstant {
     type Output = Self;
 
@@ -63,8 +63,7 @@ impl fmt::Debug for BootInstant {
     }
 }
 
-/// Where the time comes from. An [`Engine`](crate::Engine) names its clock, and the client above it counts on the same
-/// one.
+/// The source of time. An [`Engine`](crate::Engine) names its clock, and its client uses the same one.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -101,10 +100,10 @@ impl Clock {
         }
     }
 
-    /// Waits until `instant`, also across a suspend of the machine (at most a second late then).
+    /// Waits until `instant`, even across a suspend of the machine (then at most a second late).
     ///
     /// # Cancel safety
-    /// Holds nothing; may be dropped.
+    /// May be dropped.
     pub async fn sleep_until(self, instant: BootInstant) {
         loop {
             let left = instant.since(self.now());

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-/// The longest duration taken: 100 years. Beyond that a number is a mistake.
+/// The longest accepted duration: 100 years. A larger number is a mistake.
 const LONGEST_SECONDS: f64 = 100.0 * 365.0 * 86_400.0;
 
-/// Reads what [`parse_duration`](super::parse_duration) takes; else says what is wrong.
+/// Reads what [`parse_duration`](super::parse_duration) accepts. Otherwise it says what is wrong.
 pub(super) fn read_duration(text: &str) -> Result<Duration, &'static str> {
     if text.starts_with('-') {
         return Err("it is negative; give a duration such as 30s, 500ms or 2m");
@@ -28,7 +28,7 @@ pub(super) fn read_duration(text: &str) -> Result<Duration, &'static str> {
     if seconds > LONGEST_SECONDS {
         return Err("it is longer than 100 years");
     }
-    // Whole microseconds, so that 0.1s is 100 ms and not a hair more.
+    // Whole microseconds, so that 0.1s is exactly 100 ms.
     let duration = Duration::from_micros((seconds * 1e6).round() as u64);
     if duration.is_zero() && number > 0.0 {
         return Err("it is shorter than a microsecond");
@@ -46,7 +46,7 @@ pub(super) fn read_duration(text: &str) -> Result<Duration, &'static str> {
 #[must_use]
 pub fn in_words(duration: Duration) -> String {
     const YEAR: u64 = 365 * 86_400;
-    // The bigger unit, and the smaller one unless there is none of it.
+    // The bigger unit, and the smaller one unless it is zero.
     let two = |size: u64, big: &str, small_size: u64, small: &str| {
         let seconds = duration.as_secs();
         match seconds % size / small_size {

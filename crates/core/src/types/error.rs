@@ -1,4 +1,4 @@
-//! What can go wrong, by meaning: what was asked, of which store, what happened, what to do.
+//! The errors, by meaning: what was requested, of which store, what happened, what to do.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use super::name::LockName;
 /// A [`Result`](std::result::Result) with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// The cause below an [`Error`], of whatever type the store's driver has.
+/// The cause of an [`Error`], with any type of the store's driver.
 pub type Cause = Box<dyn std::error::Error + Send + Sync + 'static>;
 
-/// Why a lock was not taken, or is held no more. Match on the variant; the text is for a person.
+/// Why a lock was not taken, or is no longer held. Match on the variant; the text is for a person.
 ///
 /// No variant ever shows a password.
 ///
@@ -41,11 +41,11 @@ pub enum Error {
         what: &'static str,
         /// The input itself.
         input: String,
-        /// What is wrong with it and what would do.
+        /// What is wrong with it, and what would be right.
         why: String,
     },
 
-    /// The URL of a store, or the configuration that the store was found to have, cannot be used.
+    /// The URL of a store, or the configuration of the store's server, cannot be used.
     #[error("store {store}: {why}")]
     #[non_exhaustive]
     Config {
@@ -65,7 +65,7 @@ pub enum Error {
         why: String,
     },
 
-    /// The lock is held by somebody else, and the call was not to wait.
+    /// Another holds the lock, and the call must not wait.
     #[error("lock {name} is held by another")]
     #[non_exhaustive]
     Held {
@@ -73,7 +73,7 @@ pub enum Error {
         name: LockName,
     },
 
-    /// The time to wait is over and the lock is held by somebody else still.
+    /// The time to wait is over, and another still holds the lock.
     #[error("lock {name} is still held by another after {}", in_words(*waited))]
     #[non_exhaustive]
     TimedOut {
@@ -93,25 +93,25 @@ pub enum Error {
         reason: LossReason,
     },
 
-    /// The engine does not promise what was asked. Nothing was sent to the store.
+    /// The engine does not promise what was requested. Nothing was sent to the store.
     #[error("store {store} does not offer {what}: {why}")]
     #[non_exhaustive]
     Unsupported {
         /// The store.
         store: String,
-        /// What was asked: "a lock-delay", "shared mode".
+        /// What was requested: "a lock-delay", "shared mode".
         what: &'static str,
-        /// Why it cannot be had here, and what to use instead.
+        /// Why it is not available here, and what to use instead.
         why: String,
     },
 
-    /// The store did not answer, or could not just now. Trying again may help.
+    /// The store did not answer, or could not just now. Another attempt may succeed.
     #[error("store {store}: {action}: {cause}")]
     #[non_exhaustive]
     Unavailable {
         /// The store.
         store: String,
-        /// What was asked of it.
+        /// What was requested.
         action: String,
         /// What happened.
         #[source]
@@ -124,14 +124,14 @@ pub enum Error {
     Refused {
         /// The store.
         store: String,
-        /// What was asked of it, and which right it needs.
+        /// What was requested, and which right it needs.
         action: String,
         /// What the store said.
         #[source]
         cause: Cause,
     },
 
-    /// What the store has under this name is not a lock that this version understands. It was left alone.
+    /// The value that the store has under this name is not a lock that this version understands. It was not changed.
     #[error("store {store}: what is stored for {name}: {why}")]
     #[non_exhaustive]
     NotALock {
@@ -158,7 +158,7 @@ pub enum Error {
     },
 }
 
-/// An input in quotes, shortened, since it may be very long. It is the reader's own.
+/// An input in quotes, shortened, since it may be very long. It is shown because the reader has given it.
 fn quoted(input: &str) -> String {
     const MOST: usize = 100;
     match input.char_indices().nth(MOST) {
@@ -283,8 +283,7 @@ impl Error {
         }
     }
 
-    /// Whether trying again can help, without anybody changing anything: the lock is held by another, or the store did not
-    /// answer.
+    /// Whether another attempt can succeed without any other change: the lock is held by another, or the store did not answer.
     ///
     /// ```
     /// # use fencelock_core::*;

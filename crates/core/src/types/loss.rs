@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Why a hold can no longer be trusted. `Display` says it in a sentence.
+/// Why a hold can no longer be trusted. `Display` gives it as a sentence.
 ///
 /// ```
 /// # use fencelock_core::*;
@@ -23,27 +23,27 @@ use std::fmt;
 pub enum LossReason {
     /// The validity ended before a renewal was confirmed: the store did not answer in time, or this process was paused.
     Expired,
-    /// The lease ended, and the request said not to renew it.
+    /// The lease ended, and it was requested without renewals.
     NotRenewed,
     /// The longest time to hold (`max_hold`) is over.
     MaxHold,
-    /// The holder's own health check said no, so its lease was not renewed.
+    /// The holder's own health check failed, so its lease was not renewed.
     Unhealthy,
-    /// Somebody took the lock away by its token ([`Client::evict`](crate::Client::evict)), or removed it from the store.
+    /// Another client took the lock away by its token ([`Client::evict`](crate::Client::evict)), or removed it from the store.
     TakenAway,
     /// The session with the store expired, and all holds of the session with it (etcd, ZooKeeper).
     SessionEnded,
     /// The connection that held the lock ended: the network or the server ended it, or an operator did.
     ConnectionEnded,
-    /// The store does not have the hold any more. Its lease ended there, somebody took it away, or the store lost data.
+    /// The store does not have the hold any more. Its lease ended there, another client took it away, or the store lost data.
     StoreForgot,
     /// The hold belongs to another process, which was joined, and that process no longer holds it.
     OuterEnded,
-    /// The hold belongs to another process, which was joined, and nothing was heard of it in time.
+    /// The hold belongs to another process, which was joined, and there was no answer about it in time.
     OuterSilent,
     /// The client was closed.
     ClientClosed,
-    /// The guard itself was released; only a clone of [`Held`](crate::Held) can see that.
+    /// The guard itself was released. Only a clone of [`Held`](crate::Held) can get this reason.
     Released,
 }
 

@@ -29,7 +29,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// The mode's letter in sequencers and in what stores keep: `x`, `s` or `p`.
+    /// The mode's letter in sequencers and in stores: `x`, `s` or `p`.
     #[must_use]
     pub const fn letter(self) -> char {
         match self {
@@ -50,7 +50,7 @@ impl Mode {
     }
 }
 
-/// How a release went.
+/// The result of a release.
 ///
 /// ```
 /// # use fencelock_core::*;
@@ -69,9 +69,9 @@ impl Mode {
 pub enum Release {
     /// The lock was held until now.
     Released,
-    /// The lease had ended before; somebody else may have held the lock since.
+    /// The lease had already ended; others may have held the lock since.
     AlreadyExpired,
-    /// Somebody else holds the lock by now. It was left alone.
+    /// Another holds the lock now. It was not changed.
     NotOwner,
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 /// The longest name, in bytes.
 pub const MAX_NAME_BYTES: usize = 512;
 
-/// What is protected: a UTF-8 name of 1 to 512 bytes without control characters. Cheap to clone.
+/// The name of a lock: UTF-8 of 1 to 512 bytes without control characters. Cheap to clone.
 ///
 /// ```
 /// # use fencelock_core::*;
@@ -20,7 +20,7 @@ pub const MAX_NAME_BYTES: usize = 512;
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LockName(Arc<str>);
 
-/// Why a text is no name: the text as it may be shown, and what is wrong with it.
+/// The reason why a text is no name: the text as it may be shown, and what is wrong with it.
 pub(super) struct BadName {
     pub(super) shown: String,
     pub(super) why: String,

@@ -1,4 +1,4 @@
-//! Owners. An owner may enter a lock again that it holds.
+//! Owners. An owner may enter again a lock that it holds.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,11 +12,11 @@ pub(crate) const MAX_TEXT_BYTES: usize = 255;
 /// Separates the readable part of an owner text from the part that makes it unique.
 pub(crate) const MARK: char = '#';
 
-/// Separates an owner from one within it, which adds so many hex digits.
+/// Separates an owner from one within it, which adds this many hex digits.
 const WITHIN: char = '/';
 const WITHIN_DIGITS: usize = 8;
 
-/// An owner may enter a lock again that it holds: tasks that share an owner share its locks. Made by
+/// An owner may enter again a lock that it holds: tasks that share an owner share its locks. Made by
 /// [`Client::owner`](crate::Client::owner); a child process gets its text and calls [`Client::join`](crate::Client::join).
 ///
 /// ```
@@ -33,7 +33,7 @@ const WITHIN_DIGITS: usize = 8;
 #[derive(Clone, PartialEq, Eq)]
 pub struct Owner {
     pub(crate) text: Arc<str>,
-    /// An owner around it, in another process, may hold the locks that it asks for.
+    /// Whether an outer owner, in another process, may hold the locks that it requests.
     pub(crate) outer: bool,
 }
 
@@ -67,7 +67,7 @@ impl Owner {
         Ok(Self { text, outer })
     }
 
-    /// The text that the store keeps and that a child process may join by.
+    /// The text that the store keeps and with which a child process may join.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.text

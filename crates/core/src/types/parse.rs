@@ -1,4 +1,4 @@
-//! Names and durations from text, with an [`Error`] for a text that is neither.
+//! Names and durations from text, with an [`Error`] for other texts.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -33,7 +33,7 @@ impl FromStr for LockName {
     }
 }
 
-/// Reads `30s`, `500ms`, `1.5m`, `2h`, `1d`; a bare number counts seconds. Zero is taken.
+/// Reads `30s`, `500ms`, `1.5m`, `2h`, `1d`; a bare number counts seconds. Zero is accepted.
 ///
 /// # Errors
 /// [`Error::Invalid`] naming `what` if it is negative, has no number, an unknown unit, or is longer than 100 years.

@@ -1,4 +1,4 @@
-//! Fencing tokens, claim ids and sequencers: what a holder can show to the resource that it protects.
+//! Fencing tokens, claim ids and sequencers: what a holder can show to the protected resource.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -11,7 +11,7 @@ use super::error::Error;
 use super::mode::Mode;
 use super::name::LockName;
 
-/// A fencing token: strictly increases over all grants of one name, whatever happens to holders and servers.
+/// A fencing token: strictly increasing over all grants of one name, even if holders and servers fail.
 ///
 /// Below [`Token::END`], so that it survives JSON and Lua.
 ///
@@ -25,7 +25,7 @@ use super::name::LockName;
 pub struct Token(pub u64);
 
 impl Token {
-    /// 2^53: all tokens are below it, since JSON and Lua represent no larger whole number exactly.
+    /// 2^53: all tokens are below it, since JSON and Lua cannot represent larger whole numbers exactly.
     ///
     /// ```
     /// # use fencelock_core::*;
@@ -64,13 +64,13 @@ pub struct Tokens {
 }
 
 impl Tokens {
-    /// A grant of as many tokens.
+    /// The tokens of a grant of `count` tokens.
     #[must_use]
     pub const fn new(first: Token, count: u32) -> Self {
         Self { first, count }
     }
 
-    /// A grant of a single token.
+    /// The single token of a grant.
     #[must_use]
     pub const fn one(first: Token) -> Self {
         Self::new(first, 1)
@@ -115,7 +115,7 @@ pub struct ClaimIds {
 }
 
 impl ClaimIds {
-    /// A new source, unlike all others.
+    /// A new source, different from all others.
     ///
     /// # Errors
     /// [`Error::Internal`] if the operating system has no random numbers.
@@ -130,7 +130,7 @@ impl ClaimIds {
         Ok(Self::with(drawn))
     }
 
-    /// A source whose ids begin with these bytes, which no other source has.
+    /// A source whose ids begin with these bytes, which no other source may use.
     #[must_use]
     pub const fn with(drawn: [u8; 10]) -> Self {
         let count = AtomicU64::new(0);
@@ -170,7 +170,7 @@ impl fmt::Display for ClaimId {
             text[2 * i] = DIGITS[usize::from(byte >> 4)];
             text[2 * i + 1] = DIGITS[usize::from(byte & 15)];
         }
-        // Hex digits are UTF-8.
+        // This cannot fail: hex digits are UTF-8.
         f.write_str(std::str::from_utf8(&text).unwrap_or_default())
     }
 }
@@ -203,8 +203,8 @@ impl FromStr for ClaimId {
     }
 }
 
-/// A grant in printable form, to be handed to the protected resource (the word and the idea are Chubby's: Burrows, "The
-/// Chubby lock service for loosely-coupled distributed systems", OSDI 2006, section 2.4).
+/// A grant in printable form, to be given to the protected resource (the word and the idea are Chubby's: Burrows, "The Chubby
+/// lock service for loosely-coupled distributed systems", OSDI 2006, section 2.4).
 ///
 /// As text: `fl1:x:<token>:<claim id, 32 hex digits>:<percent-encoded name>`, with `s` for shared and `p` for a permit.
 ///

@@ -18,7 +18,7 @@ async fn tls_and_the_wrong_scheme() {
         .unwrap_err();
     assert!(matches!(error, Error::Config { .. }), "{error:?}");
     assert!(error.to_string().contains("etcds://"), "{error}");
-    // The wrong authority.
+    // The wrong certificate authority.
     let other = Etcd::builder().tls().start().unwrap();
     let url = format!("etcds://127.0.0.1:{}?tls-ca={}", etcd.port(0), other.ca());
     let error = soon("a refusal", fencelock::connect(&url))
@@ -65,7 +65,7 @@ async fn users_and_their_rights() {
         assert!(matches!(error, Error::Refused { .. }), "{who}: {error:?}");
         assert!(!error.to_string().contains("wrong"), "{error}");
     }
-    // The documented rights are enough for everything but Go's layout, whose keys are elsewhere.
+    // The documented rights are enough for everything except Go's layout, whose keys have other prefixes.
     let go = format!("{}?layout=concurrency", etcd.url());
     let go = fencelock::connect(&go).await.unwrap();
     let error = go.try_lock("elsewhere").await.unwrap_err();
@@ -96,7 +96,7 @@ async fn one_of_three_is_down_at_the_start() {
         .await
         .unwrap();
     guard.release().await.unwrap();
-    // A member that accepts connections and does not answer delays nobody either.
+    // A member that accepts connections and does not answer causes no delay either.
     etcd.launch(1).unwrap();
     let guard = soon("the lock", client(&etcd).await.lock("a"))
         .await
@@ -131,7 +131,7 @@ async fn claims_share_the_failure_of_one_attempt() {
     let one = fencelock::connect(&url).await.unwrap();
     one.lock("a").await.unwrap().release().await.unwrap();
     etcd.pause(0).unwrap();
-    // The client gives up its connection and its session.
+    // The call makes the client give up its connection and its session.
     one.try_lock("a").await.unwrap_err();
     let begun = Instant::now();
     let claim = |i| {

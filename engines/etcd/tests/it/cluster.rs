@@ -88,7 +88,7 @@ impl Load {
     }
 }
 
-/// Hand-offs go on while the leader is down and after it is back. Another lock is held all the time.
+/// Hand-offs go on while the leader is down and after it is back. Another lock is held throughout.
 async fn through(etcd: &Etcd, fault: impl AsyncFn(usize), heal: impl AsyncFn(usize)) {
     let load = Load::start(etcd).await;
     let one = open(etcd, PATIENT).await;
@@ -129,9 +129,9 @@ async fn a_leader_hangs_and_goes_on() {
     through(&etcd, pause, async |leader| etcd.resume(leader).unwrap()).await;
 }
 
-/// Its client reaches only a leader that the other members have replaced.
+/// The holder's client reaches only a leader that the other members have replaced.
 #[tokio::test]
-async fn a_holder_behind_a_leader_that_is_cut_off_knows_first() {
+async fn a_holder_at_a_leader_that_is_cut_off_learns_of_the_loss_first() {
     let etcd = Etcd::cluster(3).start().unwrap();
     let leader = etcd.leader().unwrap();
     let others = (0..3).filter(|member| *member != leader);
@@ -153,7 +153,7 @@ async fn a_holder_behind_a_leader_that_is_cut_off_knows_first() {
     let late = soon("the late release", guard.release()).await;
     assert!(!matches!(late, Ok(Release::Released)), "{late:?}");
     let sequencer = next.sequencer().await.unwrap();
-    // The member that is back may have the others elect once more.
+    // The member that is back may cause another election.
     until("the store confirms the next grant", async || {
         near.check(&sequencer).await.is_ok_and(|held| held)
     })
@@ -162,7 +162,7 @@ async fn a_holder_behind_a_leader_that_is_cut_off_knows_first() {
 
 /// One member stops answering without closing its connection. The other members can be reached.
 #[tokio::test]
-async fn one_silent_member_costs_no_hold() {
+async fn no_hold_is_lost_by_one_silent_member() {
     let etcd = Etcd::cluster(3).start().unwrap();
     let proxies = [0, 1, 2].map(|member| Proxy::start(etcd.port(member)).unwrap());
     let ports = proxies.each_ref().map(Proxy::port);

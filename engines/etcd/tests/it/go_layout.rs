@@ -15,7 +15,7 @@ async fn go(etcd: &Etcd) -> Client {
     fencelock::connect(&url).await.unwrap()
 }
 
-/// Holds the lock until it is killed. Prints its key once it holds.
+/// Starts `etcdctl lock`, which holds the lock until it is killed. Prints its key once it holds.
 fn etcdctl_lock(etcd: &Etcd, name: &str) -> Child {
     Command::new("etcdctl")
         .env("ETCDCTL_API", "3")
@@ -34,7 +34,7 @@ fn etcdctl_lock(etcd: &Etcd, name: &str) -> Child {
         .expect("etcdctl is installed (Debian: etcd-client)")
 }
 
-/// Waits until it holds. Returns its key, and its output: if that were closed, its next line would kill it.
+/// Waits until it holds. Returns its key, and its output, which must stay open: its next line would kill the process otherwise.
 async fn holds(child: &mut Child) -> (String, Lines<BufReader<ChildStdout>>) {
     let stdout = child.stdout.take().unwrap();
     let mut lines = BufReader::new(stdout).lines();
@@ -42,9 +42,9 @@ async fn holds(child: &mut Child) -> (String, Lines<BufReader<ChildStdout>>) {
     (key.unwrap().unwrap(), lines)
 }
 
-/// In Go's layout `a/b` lies in the queue of `a`, and keeps its claims waiting. Its owner does not hold `a`.
+/// In Go's layout `a/b` is in the queue of `a`, and keeps the claims of `a` waiting. The owner of `a/b` does not hold `a`.
 #[tokio::test]
-async fn the_owner_of_a_lock_below_holds_nothing_above() {
+async fn the_owner_of_a_nested_lock_does_not_hold_the_outer_one() {
     let etcd = Etcd::start().unwrap();
     let us = go(&etcd).await;
     let owner = us.owner();
@@ -94,7 +94,7 @@ async fn etcdctl_and_we_exclude_each_other() {
         us.look("jobs/nightly").await.unwrap().waiters.len() == 1
     })
     .await;
-    // Killed: its session ends after three seconds.
+    // After the kill, its session ends within three seconds.
     them.kill().await.unwrap();
     let guard = soon("we have it", waiting).await.unwrap().unwrap();
     assert!(guard.token() > theirs);
@@ -106,7 +106,7 @@ async fn etcdctl_and_we_exclude_each_other() {
 }
 
 #[tokio::test]
-async fn two_claims_of_one_client_are_two() {
+async fn two_claims_of_one_client_exclude_each_other() {
     let etcd = Etcd::start().unwrap();
     let us = go(&etcd).await;
     let guard = us.lock("a").await.unwrap();

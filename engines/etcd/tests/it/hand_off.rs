@@ -8,7 +8,7 @@ use tokio::task::JoinHandle;
 
 use crate::{client, soon, until, wait_for, waiters};
 
-/// Long enough for a hand-off that must not happen.
+/// Long enough for a wrong hand-off to happen.
 const WHILE: Duration = Duration::from_millis(300);
 
 /// How often each client takes the lock in the test of many hand-offs.
@@ -16,14 +16,14 @@ const TURNS: usize = 60;
 
 type Waiting = JoinHandle<fencelock::Result<fencelock::Guard>>;
 
-/// A new client that waits as the last of so many.
+/// A new client that waits as the last of `count`.
 async fn join(etcd: &Etcd, observer: &Client, count: usize) -> Waiting {
     let waiting = wait_for(&client(etcd).await, "a");
     waiters(observer, "a", count).await;
     waiting
 }
 
-/// The waiter gets the lock, and the store shows that.
+/// The waiter gets the lock, and the store shows it as the holder.
 async fn gets_the_lock(observer: &Client, waiting: Waiting) {
     let guard = soon("a grant", waiting).await.unwrap().unwrap();
     let view = observer.look("a").await.unwrap();
@@ -32,14 +32,14 @@ async fn gets_the_lock(observer: &Client, waiting: Waiting) {
 }
 
 #[tokio::test]
-async fn a_waiter_that_gives_up_hands_the_lock_to_nobody() {
+async fn no_hand_off_when_a_waiter_gives_up() {
     let etcd = Etcd::start().unwrap();
     let observer = client(&etcd).await;
     let guard = observer.lock("a").await.unwrap();
     let second = join(&etcd, &observer, 1).await;
     let third = join(&etcd, &observer, 2).await;
     let last = join(&etcd, &observer, 3).await;
-    // Its predecessor gives up, and then the next one; the holder stays.
+    // Its predecessor gives up, and then the one before that. The holder stays.
     for (gone, left) in [(third, 2), (second, 1)] {
         gone.abort();
         waiters(&observer, "a", left).await;
@@ -52,13 +52,13 @@ async fn a_waiter_that_gives_up_hands_the_lock_to_nobody() {
 
 /// The waiter's key is deleted as in a release, but there is no release notice.
 #[tokio::test]
-async fn a_waiter_whose_session_ends_hands_the_lock_to_nobody() {
+async fn no_hand_off_when_the_session_of_a_waiter_ends() {
     let etcd = Etcd::start().unwrap();
     let observer = client(&etcd).await;
     let guard = observer.lock("a").await.unwrap();
     let second = join(&etcd, &observer, 1).await;
     let before = etcd.leases().unwrap();
-    // Its client has a session of its own. It joins the queue again, behind the last.
+    // This client has a session of its own. Its claim joins the queue again, at the end.
     let third = join(&etcd, &observer, 2).await;
     let of_third = etcd.leases().unwrap();
     let last = join(&etcd, &observer, 3).await;
@@ -74,7 +74,7 @@ async fn a_waiter_whose_session_ends_hands_the_lock_to_nobody() {
     }
 }
 
-/// The release of a contended lock leaves a notice for a while, and then nothing.
+/// The release of a contended lock leaves a notice for a while, and then no key.
 #[tokio::test]
 async fn release_notices_are_deleted() {
     let etcd = Etcd::start().unwrap();
@@ -92,7 +92,7 @@ async fn release_notices_are_deleted() {
     .await;
 }
 
-/// A new claim finds those that wait, whether its client knows that the lock is contended or not.
+/// A new claim sees the waiters, whether its client knows that the lock is contended or not.
 #[tokio::test]
 async fn no_claim_overtakes_a_head_that_has_not_noticed_yet() {
     let etcd = Etcd::start().unwrap();
@@ -104,7 +104,7 @@ async fn no_claim_overtakes_a_head_that_has_not_noticed_yet() {
         .unwrap();
     let first = wait_for(&far, "a");
     waiters(&observer, "a", 1).await;
-    // It is the head of the queue and does not know yet.
+    // The claim is the head of the queue, and does not know it yet.
     proxy.answers(Flow::Hold);
     guard.release().await.unwrap();
     let new = client(&etcd).await;
@@ -130,7 +130,7 @@ async fn a_writer_waits_for_all_readers_before_it() {
         readers.push(client(&etcd).await.lock("a").shared().await.unwrap());
     }
     let writer = join(&etcd, &observer, 1).await;
-    // The last one first: it is the writer's predecessor.
+    // In reverse order: the last reader is the writer's predecessor.
     while let Some(reader) = readers.pop() {
         tokio::time::sleep(WHILE).await;
         assert!(!writer.is_finished());
@@ -202,7 +202,7 @@ async fn waiters_are_served_after_a_compaction() {
 
 /// A key that a late request could change is not reused.
 #[tokio::test]
-async fn a_key_is_reused_unless_a_request_about_it_had_no_reply() {
+async fn a_key_is_reused_unless_a_request_for_it_had_no_reply() {
     let etcd = Etcd::start().unwrap();
     let proxy = Proxy::start(etcd.port(0)).unwrap();
     let url = format!("{}?response-timeout=300ms", etcd.url_at(&[proxy.port()]));
@@ -218,7 +218,7 @@ async fn a_key_is_reused_unless_a_request_about_it_had_no_reply() {
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
     proxy.both(Flow::Pass);
     until("the release is done", async || key().is_empty()).await;
-    // Its reply arrives, too.
+    // Its reply arrives late.
     tokio::time::sleep(WHILE).await;
     let third = soon("the lock", one.lock("a")).await.unwrap();
     assert_ne!(key(), named);

@@ -1,4 +1,4 @@
-//! Typed options and own options of the driver: they lock what a URL locks, and what they say is used.
+//! Typed options and options of the driver: their locks are those of the URL, and every option takes effect.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ fn host(etcd: &Etcd) -> String {
     format!("127.0.0.1:{}", etcd.port(0))
 }
 
-/// A lock that `options` take is held for who looks by the URL.
+/// A lock that is taken with `options` is held for a client of the URL.
 async fn locks_for(options: Options, url: &str) -> Client {
     let one = soon("opening", fencelock::connect(options)).await.unwrap();
     let two = soon("opening", fencelock::connect(url)).await.unwrap();
@@ -24,7 +24,7 @@ async fn locks_for(options: Options, url: &str) -> Client {
 }
 
 #[tokio::test]
-async fn options_lock_what_the_url_locks() {
+async fn options_and_url_lock_the_same() {
     let etcd = Etcd::builder().user("ann", "pass").start().unwrap();
     let options = Options::new([host(&etcd)]).user("ann").password("pass");
     let window = Duration::from_millis(3500);
@@ -40,7 +40,7 @@ async fn options_lock_what_the_url_locks() {
 }
 
 #[tokio::test]
-async fn own_options_bring_credentials() {
+async fn credentials_of_the_driver_are_used() {
     let etcd = Etcd::builder().user("ann", "pass").start().unwrap();
     let endpoint = format!("http://{}", host(&etcd));
     let own = |password| {
@@ -56,7 +56,7 @@ async fn own_options_bring_credentials() {
 }
 
 #[tokio::test]
-async fn own_options_bring_tls() {
+async fn tls_of_the_driver_is_used() {
     let etcd = Etcd::builder().tls().start().unwrap();
     let authority = Certificate::from_pem(std::fs::read(etcd.ca()).unwrap());
     let tls = TlsOptions::new().ca_certificate(authority);

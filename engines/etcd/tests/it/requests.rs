@@ -24,8 +24,8 @@ fn events(etcd: &Etcd) -> u64 {
         .unwrap()
 }
 
-/// Waits until so many watches are open, and their clients ask nothing more: each client that has held a lock has one for its
-/// mailbox and one that guards its connection.
+/// Waits until `count` watches are open, and their clients send no more requests. Each client that has held a lock has one
+/// watch for its mailbox and one that guards its connection.
 async fn watching(etcd: &Etcd, count: u64) {
     until("the watches are open", async || {
         let open = etcd.counter(0, "etcd_debugging_mvcc_watcher_total", "");
@@ -55,7 +55,7 @@ async fn one_transaction_takes_and_one_releases() {
     assert_eq!(etcd.leases().unwrap().len(), 1, "one session for all");
 }
 
-/// After a client found a lock taken, it reads the queue at once the next time, until the lock was free for a while.
+/// After a client has found a lock taken, it reads the queue at once the next time, until it finds the lock free for a while.
 #[tokio::test]
 async fn a_taken_lock_costs_one_more_request_only_once() {
     let etcd = Etcd::start().unwrap();
@@ -77,7 +77,7 @@ async fn a_taken_lock_costs_one_more_request_only_once() {
     assert_eq!(requests(&etcd) - before, 40);
 }
 
-/// All wait, then each holds the lock once. Returns requests and time for each hand-off.
+/// All wait, then each holds the lock once. Returns the requests and the time for each hand-off.
 async fn drain(etcd: &Etcd, count: usize) -> (f64, Duration) {
     let holder = client(etcd).await;
     let mut clients: Vec<Client> = Vec::new();
@@ -107,7 +107,7 @@ async fn requests_for_each_hand_off_do_not_grow_with_the_queue() {
     let (of_16, _) = drain(&etcd, 16).await;
     let (of_128, time) = drain(&etcd, 128).await;
     println!("{of_16} and {of_128} requests, {time:?}");
-    // A release, a mailbox and the end of the watches for each client; and what is asked again on a busy machine.
+    // For each client: a release, a mailbox, and the end of the watches. A busy machine causes some repeated requests.
     assert!(of_16 < 9.0 && of_128 < 9.0, "{of_16} and {of_128} requests");
     assert!(
         time < Duration::from_millis(70),
@@ -115,8 +115,8 @@ async fn requests_for_each_hand_off_do_not_grow_with_the_queue() {
     );
 }
 
-/// The server serves a watch that begins at an earlier revision only every 100 ms, which the first half measures. Our
-/// waiters are notified at once.
+/// The server serves a watch that begins at an earlier revision only every 100 ms, which the first half measures. The waiters
+/// of fencelock are notified at once.
 #[tokio::test]
 async fn no_watch_begins_in_history() {
     const TIMES: u32 = 15;
@@ -148,7 +148,7 @@ async fn no_watch_begins_in_history() {
     }
     from_history.sort();
     ours.sort();
-    // A busy machine may delay three of them.
+    // A busy machine may delay three of the 15.
     let (slow, fast) = (from_history[from_history.len() / 2], ours[ours.len() - 4]);
     println!("{fast:?}, and {slow:?} from history");
     assert!(fast < slow / 2, "{fast:?}, and {slow:?} from history");
@@ -169,7 +169,7 @@ async fn waiting_costs_nothing_while_others_are_busy() {
     tokio::time::sleep(Duration::from_millis(300)).await;
     let (asked, sent) = (requests(&etcd), events(&etcd));
     for i in 0..100 {
-        // Names that are similar to the one that is waited for.
+        // Names that are similar to the waiter's.
         let name = ["a/b", "ab", "b"][i % 3];
         busy.lock(name).await.unwrap().release().await.unwrap();
     }
@@ -184,7 +184,7 @@ async fn waiting_costs_nothing_while_others_are_busy() {
 }
 
 #[tokio::test]
-async fn no_lock_lies_within_another() {
+async fn names_with_slashes_are_independent_locks() {
     let etcd = Etcd::start().unwrap();
     let one = client(&etcd).await;
     let mut guards = Vec::new();
@@ -219,8 +219,8 @@ async fn one_keepalive_serves_all_holds() {
     assert!(guards.iter().all(fencelock::Guard::is_valid));
 }
 
-/// What waits for its turn has not begun to wait for its answer. The server takes some hundred requests of a connection at once, so
-/// the last of these has its answer after three seconds.
+/// A request that waits for its turn has not begun to wait for its answer. The server works on some hundred requests of a
+/// connection at once, so the last of these is answered after three seconds.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_that_waits_for_its_turn_does_not_run_out_of_time() {
     let etcd = Etcd::start().unwrap();

@@ -8,7 +8,7 @@ use fencelock_testbed::Etcd;
 
 use crate::{client, soon, until};
 
-/// The protected resource. It refuses a token that is not above all before it.
+/// The protected resource. It refuses a token that is not above all earlier ones.
 #[derive(Default)]
 struct Fence(HashMap<String, Token>);
 
@@ -19,7 +19,7 @@ impl Fence {
             loop {
                 match client.lock(name).ttl(Duration::from_secs(3)).await {
                     Ok(guard) => return guard,
-                    // The connection from before the restore breaks.
+                    // The connection that was opened before the restore breaks.
                     Err(error) => assert!(error.is_retryable(), "{error}"),
                 }
                 tokio::time::sleep(Duration::from_millis(10)).await;
@@ -35,7 +35,7 @@ impl Fence {
 }
 
 #[tokio::test]
-async fn tokens_go_on_above_after_a_restored_snapshot() {
+async fn tokens_keep_increasing_after_a_snapshot_is_restored() {
     for members in [1, 3] {
         let etcd = Etcd::cluster(members).start().unwrap();
         let before = [client(&etcd).await, client(&etcd).await];
@@ -77,7 +77,7 @@ async fn tokens_go_on_above_after_a_restored_snapshot() {
 
 /// The session is alive, and would keep every key of the snapshot alive.
 #[tokio::test]
-async fn a_client_deletes_its_keys_that_a_snapshot_brought_back() {
+async fn a_client_deletes_keys_that_a_snapshot_brought_back() {
     let etcd = Etcd::start().unwrap();
     let (one, two) = (client(&etcd).await, client(&etcd).await);
     let ttl = Duration::from_secs(3);
@@ -91,7 +91,7 @@ async fn a_client_deletes_its_keys_that_a_snapshot_brought_back() {
     let snapshot = etcd.snapshot(0).unwrap();
     released.release().await.unwrap();
     etcd.restore_snapshot(&snapshot).unwrap();
-    // Its session is kept alive for the other hold, so the key does not expire.
+    // The session is kept alive for the other hold, so the key does not expire.
     let next = soon("it is free again", async {
         loop {
             match two.lock("released").await {

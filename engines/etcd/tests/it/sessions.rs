@@ -48,7 +48,7 @@ async fn not_granted_after_its_session_ended(layout: &str) {
     let before = etcd.leases().unwrap();
     let waiting = take_once(&two);
     waiters(&one, "a", 1).await;
-    // All sessions but the holder's.
+    // End all sessions except the holder's.
     for lease in etcd.leases().unwrap() {
         if !before.contains(&lease) {
             etcd.revoke(&lease).unwrap();
@@ -57,7 +57,7 @@ async fn not_granted_after_its_session_ended(layout: &str) {
     let last = take_once(&three);
     waiters(&one, "a", 2).await;
     guard.release().await.unwrap();
-    // Each is granted with a key of its own that exists, one after the other.
+    // Each claim is granted with a new key of its own, one after the other.
     let first = soon("the first grant", waiting).await.unwrap();
     let second = soon("the second grant", last).await.unwrap();
     assert_ne!(first, second);
@@ -82,7 +82,7 @@ fn take_once(client: &Client) -> tokio::task::JoinHandle<Token> {
 async fn a_claim_that_learns_late_of_the_end_of_its_session_does_not_take_its_turn() {
     let etcd = Etcd::start().unwrap();
     let proxy = Proxy::start(etcd.port(0)).unwrap();
-    // Longer than the answers are held here.
+    // Longer than the proxy holds the answers.
     let options = "response-timeout=20s&claim-window=20s";
     let url = format!("{}?{options}", etcd.url_at(&[proxy.port()]));
     let (far, near) = (fencelock::connect(&url).await.unwrap(), client(&etcd).await);
@@ -90,7 +90,7 @@ async fn a_claim_that_learns_late_of_the_end_of_its_session_does_not_take_its_tu
     let before = etcd.leases().unwrap();
     let waiting = take_once(&far);
     waiters(&near, "a", 1).await;
-    // It watches its own key, its predecessor's, and the release notice.
+    // The waiter watches its own key, its predecessor's, and the release notice.
     until("it watches", async || watchers(&etcd) == 6).await;
     proxy.answers(Flow::Hold);
     for lease in etcd.leases().unwrap() {
@@ -138,12 +138,12 @@ async fn an_administrator_deletes_a_key() {
     let one = client(&etcd).await;
     let guard = one.lock("a").ttl(Duration::from_secs(2)).await.unwrap();
     etcd.erase().unwrap();
-    // The session is alive; the hold is gone.
+    // The session is alive, but the hold is gone.
     let why = soon("the loss is found by a renewal", guard.lost()).await;
     assert_eq!(why, LossReason::StoreForgot);
 }
 
-/// The transaction that creates the key has no reply, several times: nothing is left, and nothing comes back.
+/// The transaction that creates the key has no reply, several times. No key is left, and none appears later.
 #[tokio::test]
 async fn a_lost_answer_leaves_no_orphan() {
     for (layout, prefix) in LAYOUTS {
@@ -151,7 +151,7 @@ async fn a_lost_answer_leaves_no_orphan() {
     }
 }
 
-/// The layouts, each with the prefix of all keys here.
+/// The layouts, each with the prefix of all keys in this test.
 const LAYOUTS: [(&str, &str); 2] = [("fencelock", "fencelock/lock/"), ("concurrency", "a")];
 
 async fn leaves_no_orphan(layout: &str, prefix: &str) {
@@ -180,7 +180,7 @@ async fn leaves_no_orphan(layout: &str, prefix: &str) {
     assert_eq!(far.promises().lease, LeaseKind::Session);
 }
 
-/// Waits until a lock has so many keys.
+/// Waits until a lock has `count` keys.
 async fn keys(etcd: &Etcd, name: &str, count: u64) {
     let prefix = format!("fencelock/lock/{name}/");
     until("the keys are there", async || {
@@ -189,7 +189,7 @@ async fn keys(etcd: &Etcd, name: &str, count: u64) {
     .await;
 }
 
-/// Later than a second request over the other connection, and before the first connection is given up.
+/// Later than a second request over the other connection, and before the client gives up the first connection.
 const LATE: Flow = Flow::Delay(Duration::from_secs(2));
 
 /// Two proxies to a server. The second one refuses connections.
@@ -212,7 +212,7 @@ async fn a_reader_whose_answer_was_lost_finds_its_key_again() {
     let proxy = Proxy::start(etcd.port(0)).unwrap();
     let url = format!("{}?response-timeout=300ms", etcd.url_at(&[proxy.port()]));
     let (far, near) = (fencelock::connect(&url).await.unwrap(), client(&etcd).await);
-    // It keeps the session of the reader's key alive.
+    // This hold keeps the session of the reader's key alive.
     let stays = far.lock("stays").await.unwrap();
     proxy.answers(Flow::Lose);
     let reader = tokio::spawn({
@@ -235,7 +235,7 @@ async fn a_reader_whose_answer_was_lost_finds_its_key_again() {
     keys(&etcd, "a", 0).await;
 }
 
-/// The first request arrives after the second one, which replaced it: it changes nothing.
+/// The first request arrives after the second one, which replaced it. It must change nothing.
 #[tokio::test]
 async fn a_readers_late_request_does_not_move_its_key() {
     let etcd = Etcd::start().unwrap();
@@ -267,9 +267,9 @@ async fn a_readers_late_request_does_not_move_its_key() {
     reader.release().await.unwrap();
 }
 
-/// In Go's layout the client's next claim has the same key as the one before, in our own another.
+/// In Go's layout the client's next claim has the same key as the one before, in fencelock's own layout another one.
 #[tokio::test]
-async fn a_late_release_spares_the_next_claim_of_its_client() {
+async fn a_late_release_does_not_end_the_clients_next_claim() {
     for (layout, prefix, method) in [
         ("concurrency", "a/", "Txn"),
         ("fencelock", "fencelock/lock/a/", "DeleteRange"),
@@ -287,7 +287,7 @@ async fn a_late_release_spares_the_next_claim_of_its_client() {
         };
         other.refuse(false).unwrap();
         slow.requests(LATE);
-        // Repeated over the other connection if necessary.
+        // The client repeats the release over the other connection if necessary.
         let _ = soon("an answer", first.release()).await;
         until("it is released", async || etcd.keys(prefix).unwrap() == 0).await;
         let next = soon("the lock", far.lock("a")).await.unwrap();
@@ -308,7 +308,7 @@ async fn a_waiter_whose_answer_was_lost_keeps_its_place() {
     let other = client(&etcd).await;
     let guard = near.lock("a").await.unwrap();
     let kept = near.lock("b").await.unwrap();
-    // It waits in the session of the other waiter's key.
+    // It waits in the session that also has the other waiter's key.
     let beside = wait_for(&far, "b");
     waiters(&near, "b", 1).await;
     let error = far.try_lock("a").await.unwrap_err();
@@ -331,18 +331,18 @@ async fn a_waiter_whose_answer_was_lost_keeps_its_place() {
     beside.release().await.unwrap();
 }
 
-/// A client that was refused does not come back for what its first request may have taken since.
+/// A client that was refused does not check what its first request may have taken since.
 #[tokio::test]
-async fn a_late_request_of_one_that_gave_up_leaves_no_orphan() {
+async fn a_late_request_of_a_client_that_gave_up_leaves_no_orphan() {
     let etcd = Etcd::start().unwrap();
     let (slow, other) = two_proxies(&etcd);
-    // In our own layout the late request fails: the client has raised the token base over its next connection.
+    // In fencelock's own layout the late request fails, because the client has raised the token base over its next connection.
     let both = etcd.url_at(&[slow.port(), other.port()]);
     let both = format!("{both}?response-timeout=300ms&layout=concurrency");
     let far = fencelock::connect(&both).await.unwrap();
     let near = format!("{}?layout=concurrency", etcd.url());
     let near = fencelock::connect(&near).await.unwrap();
-    // It keeps the session of the request alive.
+    // This hold keeps the session of the request alive.
     let ttl = Duration::from_secs(3);
     let stays = far.lock("stays").ttl(ttl).await.unwrap();
     let guard = near.lock("a").await.unwrap();
@@ -350,7 +350,7 @@ async fn a_late_request_of_one_that_gave_up_leaves_no_orphan() {
     slow.requests(LATE);
     let error = far.lock("a").ttl(ttl).attempts(2).await.unwrap_err();
     assert!(matches!(error, Error::Held { .. }), "{error:?}");
-    // Watched, since the key may be gone again before anybody could look.
+    // Watched, because the key may be deleted before a read could see it.
     let address = etcd.url().replace("etcd://", "http://");
     let mut bare = etcd_client::Client::connect([address], None).await.unwrap();
     let all = etcd_client::WatchOptions::new().with_prefix();
@@ -416,7 +416,7 @@ async fn a_waiter_that_gave_up_without_an_answer_leaves_the_queue() {
     crate::waiters(&near, "a", 1).await;
     proxy.both(Flow::Hold);
     waiting.abort();
-    // Longer than its ttl, for which the client repeats the withdrawal; shorter than its session.
+    // Longer than its ttl, during which the client repeats the withdrawal; shorter than its session.
     tokio::time::sleep(Duration::from_millis(2500)).await;
     proxy.both(Flow::Pass);
     proxy.reset();
@@ -454,7 +454,7 @@ async fn more_holds_than_fit_in_one_session() {
     })
     .await;
     assert!(guards.iter().all(fencelock::Guard::is_valid));
-    // Two, and more if the server was slow: a session in doubt takes no new hold.
+    // Two sessions, and more if the server was slow: a session in doubt takes no new hold.
     let sessions = etcd.leases().unwrap().len();
     assert!((2..20).contains(&sessions), "{sessions} sessions");
 }

@@ -1,4 +1,4 @@
-//! Takes and releases that go to a replica together.
+//! Takes and releases that are sent to a replica together.
 
 use std::sync::Arc;
 
@@ -68,13 +68,13 @@ async fn requests_that_start_together_go_together_and_one_goes_alone() {
         served(&server, "/v1/batch").await,
         served(&server, "/v1/claims/{id}").await + served(&server, "/v1/claims/{id}/release").await,
     );
-    // Of 2,560 requests.
+    // There were 2,560 requests.
     assert!((1..640).contains(&together), "{together} batches");
     assert!(alone < 640, "{alone} requests alone");
     assert!(memory.is_empty());
 }
 
-/// A replica of another version, which has no batches, behind the same address as one that says it has.
+/// A replica of another version without batches, at an address whose other replica announces batches.
 async fn without_batches(engine: Arc<dyn Engine>) -> String {
     let service = Service::new(engine, Config::trusting()).unwrap();
     let gone = any(async || StatusCode::NOT_FOUND);
@@ -96,7 +96,7 @@ async fn a_replica_that_knows_no_batches_gets_single_requests() {
 }
 
 #[tokio::test]
-async fn a_lock_of_which_the_store_is_silent_holds_up_no_other() {
+async fn a_lock_without_an_answer_delays_no_other() {
     let (fault, handle) = Fault::new(Arc::new(Memory::new()));
     let shards: [(&str, Arc<dyn Engine>); 2] =
         [("a", Arc::new(Memory::new())), ("b", Arc::new(fault))];
@@ -116,7 +116,7 @@ async fn a_lock_of_which_the_store_is_silent_holds_up_no_other() {
         held_up.spawn(async move { client.lock(&name).await.unwrap().release().await.unwrap() });
     }
     for name in &good {
-        // They go with the others, and before they are answered.
+        // These requests are sent with the others, and answered before them.
         let guard = soon("a lock of the other store", client.lock(name)).await;
         guard.unwrap().release().await.unwrap();
     }
@@ -132,7 +132,7 @@ async fn a_lock_of_which_the_store_is_silent_holds_up_no_other() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_batch_without_an_answer_costs_no_lock() {
+async fn a_batch_without_an_answer_leaves_no_lock_behind() {
     let memory = Memory::new();
     let replica = Replica::start(Arc::new(memory.another())).await;
     let url = format!(
@@ -140,7 +140,7 @@ async fn a_batch_without_an_answer_costs_no_lock() {
         url(std::slice::from_ref(&replica))
     );
     let client = connect(&url).await;
-    // It reaches the replica, and no answer comes back.
+    // The batch reaches the replica, but the answer does not come back.
     replica.proxy.answers(Flow::Hold);
     let mut tasks = JoinSet::new();
     for name in names(20) {
@@ -153,7 +153,7 @@ async fn a_batch_without_an_answer_costs_no_lock() {
     let server = replica.server.as_ref().unwrap();
     assert!(served(server, "/v1/batch").await > 0);
     replica.proxy.both(Flow::Pass);
-    // What may have been granted is given back, without waiting for its lease to end.
+    // The locks that were granted are released, without waiting for their leases to end.
     until("all are free", async || memory.is_empty()).await;
     pairs(&client, names(20), 2).await;
 }

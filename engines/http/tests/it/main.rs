@@ -1,4 +1,4 @@
-//! What is specific to the lock service: replicas that end, hang, and come back with another store; tokens and TLS.
+//! Tests specific to the lock service: replicas that end, hang, or come back with another store; tokens and TLS.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -43,7 +43,7 @@ pub(crate) async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) 
 
 /// A replica with a proxy before it.
 pub(crate) struct Replica {
-    /// None once it was killed.
+    /// `None` once it was killed.
     pub(crate) server: Option<Server>,
     pub(crate) proxy: Proxy,
 }
@@ -57,7 +57,7 @@ impl Replica {
         }
     }
 
-    /// As kill -9 does.
+    /// Ends it like kill -9.
     pub(crate) fn kill(&mut self) {
         self.server = None;
     }
@@ -68,7 +68,7 @@ pub(crate) async fn serve(engine: Arc<dyn Engine>, port: u16) -> Server {
     serve_as(engine, Config::trusting(), port).await
 }
 
-/// The same with a configuration.
+/// Like [`serve`], with a configuration.
 pub(crate) async fn serve_as(engine: Arc<dyn Engine>, config: Config, port: u16) -> Server {
     let start = async || {
         let service = Service::new(Arc::clone(&engine), config.clone()).unwrap();

@@ -1,4 +1,4 @@
-//! Renewals that arrive more than once, as a network or a proxy may repeat them.
+//! Renewals that arrive more than once, because a network or a proxy repeats them.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -13,7 +13,7 @@ const LONG: Duration = Duration::from_secs(60);
 
 const SHORT: Duration = Duration::from_secs(4);
 
-/// Keeps a refresh as it is on the wire.
+/// Refreshes a hold, and returns the request as it was sent.
 async fn refreshed(at: &Replica, guard: &Guard, ttl: Duration) -> Vec<u8> {
     at.proxy.keep();
     soon("a refresh", guard.refresh(ttl)).await.unwrap();
@@ -24,7 +24,7 @@ async fn refreshed(at: &Replica, guard: &Guard, ttl: Duration) -> Vec<u8> {
     renewal
 }
 
-/// The request arrives once more.
+/// Sends the request again.
 fn comes_again(at: &Replica, request: &[u8]) {
     let mut server = TcpStream::connect(("127.0.0.1", at.proxy.port())).unwrap();
     server.write_all(request).unwrap();
@@ -38,13 +38,13 @@ fn comes_again(at: &Replica, request: &[u8]) {
     assert!(answer.contains(r#""state":"held""#), "{answer}");
 }
 
-/// How long the store keeps it.
+/// The remaining lease of the hold in the store.
 async fn left(guard: &Guard) -> Duration {
     soon("a look", guard.ttl()).await.unwrap().unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_renewal_that_comes_again_takes_nothing_from_a_longer_one() {
+async fn a_repeated_renewal_does_not_shorten_a_longer_lease() {
     let at = [Replica::start(Arc::new(Memory::new())).await];
     let client = connect(&url(&at)).await;
     let guard = client.lock("a").ttl(SHORT).renew(false).await.unwrap();
@@ -58,7 +58,7 @@ async fn a_renewal_that_comes_again_takes_nothing_from_a_longer_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_shortened_may_be_shortened_again_and_is_believed_for_no_longer() {
+async fn a_shortened_lease_may_be_shortened_again_and_is_believed_for_no_longer() {
     let at = [Replica::start(Arc::new(Memory::new())).await];
     let client = connect(&url(&at)).await;
     let guard = client.lock("a").renew(false).await.unwrap();

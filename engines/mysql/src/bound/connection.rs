@@ -29,14 +29,14 @@ pub(crate) struct BoundLocks {
     pub(super) config: Config,
     pub(super) tables: Tables,
     pub(super) get_lock: bool,
-    /// Acquires a free lock of the server's own; see [`get_lock`](super::get_lock). It draws nothing if tokens are counted by
-    /// another section.
+    /// Acquires a free lock of the server's own; see [`get_lock`](super::get_lock). It draws no token if another section counts
+    /// the tokens.
     pub(super) acquire_statement: Arc<str>,
-    /// Whether this section still counts the tokens: an old dump may have been restored since.
+    /// Whether this section still counts the tokens. It does not if an old dump was restored since.
     pub(super) section_condition: String,
 }
 
-/// A connection. A drop closes it at once, whatever is under way on it.
+/// A connection. A drop closes it at once, even during a request.
 struct OwnConn {
     conn: Option<Conn>,
     statements: Statements,
@@ -45,7 +45,7 @@ struct OwnConn {
 impl Drop for OwnConn {
     fn drop(&mut self) {
         if let Some(conn) = self.conn.take() {
-            // It says goodbye if it can do so now, and does not wait for a busy server.
+            // It ends the connection properly if that is possible at once, and does not wait for a busy server.
             let _ = conn.disconnect().now_or_never();
         }
     }
@@ -54,7 +54,7 @@ impl Drop for OwnConn {
 type Asked = (OwnConn, Result<Vec<Answer>, mysql_async::Error>);
 pub(crate) struct Session {
     wire: Option<OwnConn>,
-    /// A request whose call was dropped. Its answer comes before that of the next one.
+    /// A request whose call was dropped. Its answer must be read before that of the next one.
     pending: Option<Pin<Box<dyn Future<Output = Asked> + Send>>>,
     store: String,
     signal: Arc<CloseSignal>,
@@ -63,7 +63,7 @@ pub(crate) struct Session {
     /// The user and the database as the server knows them.
     pub(super) login: String,
     database: Vec<u8>,
-    /// What it lifted AUTO_INCREMENT to, and the last token that it has drawn from there.
+    /// The value to which it lifted AUTO_INCREMENT, or the last token that it has drawn from there.
     pub(super) floor: Token,
     /// When it last lifted AUTO_INCREMENT.
     pub(super) lifted: BootInstant,
@@ -107,7 +107,7 @@ impl Session {
     pub(super) async fn run(&mut self, request: Request) -> Result<Vec<Answer>, Failure> {
         let setting = self.setting.take();
         if setting.is_some() {
-            // If the call is dropped from here on, the timeout may be set or not.
+            // If the call is dropped after this, the timeout may be set or not.
             self.idle = None;
         }
         if let Some(pending) = &mut self.pending {
@@ -137,7 +137,7 @@ impl Session {
     }
 
     fn after_failure(&mut self, error: mysql_async::Error) -> Failure {
-        // Nobody knows how far a failed request came.
+        // It is unknown how far a failed request came.
         self.idle = None;
         let failed = failure(&self.store, error);
         if !matches!(failed, Failure::Conflict(_) | Failure::Final(_)) {
@@ -252,7 +252,7 @@ impl BoundLocks {
         }
         match self.config.strategy {
             Strategy::GetLock => self.join(session).await,
-            // Committed, so that a server that is killed goes on above.
+            // Committed, so that tokens keep increasing after the server was killed.
             _ => self.lift_tokens_to(session, "COMMIT").await,
         }
     }

@@ -1,18 +1,18 @@
 //! The tokens of `get-lock`, which cost no write: they are made of the numbers of UUID_SHORT().
 //!
 //! The server counts these numbers in memory, one for each call of any client: a later call gets a higher number. That holds
-//! for one run of one server; the next run may begin lower. So a row says what the numbers of this run mean: a *section*, in
-//! which number `origin` is id `base`, and so on.
+//! for one run of one server; the next run may begin lower. So a row says what the numbers of this run mean. That is a
+//! *section*, in which number `origin` is id `base`, and so on.
 //!
 //! * Numbers below `upto` are reserved; the reservation is committed before a token is made of one. A client that draws a
-//!   higher number raises `upto` first. A new section begins where the last reservation ends, so it is above all that was
-//!   granted, whatever the clock says. The time is only a floor for the beginning, for stores that lost the last
-//!   reservations or never received them.
-//! * A new section must begin with each run of a server, and must not begin while a client draws from the old one. Neither
-//!   the numbers, of which others use many, nor the clock can tell. But locks of the server's own can: all connections see
-//!   them, and they end with their connection and with the server. Each connection keeps one as its *mark*, with the
-//!   section's origin in its name. If there is such a mark, the section is of this run and in use. If there is none, nobody
-//!   draws from the section any more.
+//!   higher number raises `upto` first. A new section begins where the last reservation ends, so it is above all granted
+//!   tokens, even if the clock is wrong. The time is only a floor for the beginning, for stores that lost the last reservations
+//!   or never received them.
+//! * A new section must begin with each run of a server, and must not begin while a client draws from the old one. Neither the
+//!   clock nor the numbers, many of which others use, can show that. But locks of the server's own can: all connections see
+//!   them, and they end with their connection and with the server. Each connection keeps one as its *mark*, with the section's
+//!   origin in its name. If such a mark exists, the section is of this run and in use. If not, no client draws from the section
+//!   any more.
 //! * A number that cannot be of the section shows that the connection now leads to another server.
 
 use super::connection::{BoundLocks, Session};
@@ -28,7 +28,8 @@ const MIN_RESERVED: u64 = 16;
 const MAX_RESERVED: u64 = 1 << 16;
 /// How many connections can have marks. The servers let a query recur a little more often than that.
 const MARKS: u32 = 900;
-/// How much of a key a mark begins with. The origin's twenty digits and the slot follow, and 64 characters are the limit.
+/// How many characters of a key a mark begins with. The origin's twenty digits and the slot follow, and 64 characters are the
+/// limit.
 const MARK: usize = 36;
 
 impl BoundLocks {
@@ -85,7 +86,7 @@ impl BoundLocks {
         Ok(())
     }
 
-    /// One request, so that a client that is stopped keeps no row locked.
+    /// It is one request, so that a client that is stopped keeps no row locked.
     fn joining(&self, mark: &str) -> (Request, usize) {
         let (counter, tokens) = (&self.tables.counter, &self.tables.tokens);
         let slots = format!(
@@ -95,7 +96,7 @@ impl BoundLocks {
             "INSERT IGNORE INTO {counter} (id, origin, base, upto) VALUES (1, 0, 0, 0)"
         ));
         request.push("START TRANSACTION");
-        // One client at a time gets past this.
+        // Only one client at a time gets past this statement.
         request.push(format!(
             "SELECT origin INTO @fencelock_origin FROM {counter} WHERE id = 1 FOR UPDATE"
         ));

@@ -61,7 +61,7 @@ impl Dialect for BoundLocks {
             },
         )
         .ranges(true)
-        // The numbers of a run mean the same for as long as a connection is open.
+        // The numbers keep their meaning while a connection is open.
         .floor(match self.get_lock {
             true => Floor::Refused,
             false => Floor::Store,
@@ -100,7 +100,7 @@ impl Dialect for BoundLocks {
 
     async fn raise_tokens(&self, session: &mut Session, floor: Token) -> Result<()> {
         if session.floor <= floor {
-            // With an error this connection still accepts no token that is not above the floor.
+            // Even after an error this connection accepts no token that is not above the floor.
             session.floor = Token(floor.get() + 1);
             let lifted = self.lift_tokens_to(session, "COMMIT").await;
             lifted.map_err(|failed| self.error("lift the token counter", failed))?;
@@ -136,7 +136,7 @@ impl Dialect for BoundLocks {
             match acquired {
                 Ok(Some(tokens)) => return Ok(tokens),
                 Ok(None) => {}
-                // A deadlock, or the time limit of one statement. Undo it, even if the lock was acquired by then.
+                // A deadlock, or the time limit of one statement. Undo it, even if the lock was acquired before.
                 Err(Failure::Conflict(_)) => {
                     let mut undo = Request::of("ROLLBACK");
                     if self.get_lock {

@@ -18,12 +18,12 @@ pub(super) const CLEAN_UP_SECONDS: u64 = 2;
 const LONG: &str = "SET SESSION wait_timeout = 28800";
 
 impl BoundLocks {
-    /// Held by a client that deletes unused rows, for a moment, and by a client that must know whether a row is in use.
+    /// The lock of a client that deletes unused rows, for a moment, or that must know whether a row is in use.
     pub(super) fn clean_up_key(&self, session: &Session) -> String {
         session.key(&self.config.table, "s", b"")
     }
 
-    /// Locks a row that nobody locks, in a transaction that stays open if that succeeds.
+    /// Locks a row that no client locks, in a transaction that stays open if that succeeds.
     async fn lock_free_row(
         &self,
         session: &mut Session,
@@ -64,7 +64,7 @@ impl BoundLocks {
         self.draw(session, request, got, claim).await
     }
 
-    /// Inserts the row if it does not exist. The client looks first, since an insertion waits for the holder of the row.
+    /// Inserts the row if it does not exist. The client reads first, because an insertion would wait for the holder of the row.
     async fn insert_row(&self, session: &mut Session, claim: &Claim) -> Result<(), Failure> {
         let (names, name) = (&self.tables.names, claim.name.as_str().as_bytes());
         let name = bytes(name);
@@ -85,8 +85,8 @@ impl BoundLocks {
         if let Some(tokens) = self.lock_free_row(session, idle, claim).await? {
             return Ok(Some(tokens));
         }
-        // A clean-up locks rows for a moment, and deletes them. That is not a hold: wait until it ends, and let no other one
-        // begin before this client has looked again.
+        // A clean-up locks rows for a moment, and deletes them. That is not a hold: wait until it ends, and let no other
+        // clean-up begin before this client has read again.
         let sweep = self.clean_up_key(session);
         // Another client that inserts and locks the same row at this moment blocks this one for a second at most.
         let mut wait = Request::of("SET SESSION innodb_lock_wait_timeout = 1");
@@ -106,7 +106,7 @@ impl BoundLocks {
         Ok(tokens)
     }
 
-    /// Deletes rows that nobody locks. Returns whether there may be more.
+    /// Deletes rows that no client locks. Returns whether there may be more.
     pub(super) async fn clean_up_rows(&self, control: &mut Session) -> Result<bool, Failure> {
         let names = &self.tables.names;
         let sweep = self.clean_up_key(control);
@@ -134,7 +134,7 @@ impl BoundLocks {
             .filter_map(|row| take::<Vec<u8>>(row, 0));
         let free: Vec<String> = free.map(|name| bytes(&name)).collect();
         let mut delete = Request::default();
-        // One by one. For many names at once the server would scan a small table from end to end, whatever the index, and
+        // One by one: for many names at once the server would scan a small table from end to end in spite of the index, and
         // wait for the holder of another row.
         for name in &free {
             delete.push(format!("DELETE FROM {names} WHERE name = {name}"));

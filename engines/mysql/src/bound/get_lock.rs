@@ -18,7 +18,7 @@ impl BoundLocks {
         session.key(&self.config.table, "", name.as_str().as_bytes())
     }
 
-    /// Acquires a lock, waiting for so many seconds, and draws a token after that.
+    /// Acquires a lock, waiting for `seconds` at most, and draws a token after that.
     pub(super) async fn acquire_lock(
         &self,
         session: &mut Session,

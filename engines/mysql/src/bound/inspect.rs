@@ -32,8 +32,8 @@ impl BoundLocks {
         control: &mut Session,
         names: &str,
     ) -> Result<Vec<LockView>, Failure> {
-        // Signed, since the clock may be behind the stored time, and the server refuses a statement in which an unsigned
-        // number would be below zero. `p.time` is how long the connection has been idle.
+        // Signed, since the clock may be before the stored time, and the server refuses a statement in which an unsigned number
+        // would be below zero. `p.time` is how long the connection has been idle.
         let what = format!(
             "b.name, b.count, b.claim, b.owner, b.token, b.label, {NOW} - CAST(b.since AS SIGNED), \
              IF(b.ttl < p.time * 1000000, 0, b.ttl - p.time * 1000000)"

@@ -104,7 +104,7 @@ impl BoundLocks {
         if !live[0].rows.is_empty() {
             return Ok(true);
         }
-        // Nobody locks the row, or it does not exist. A client that acquires meanwhile waits for this, as for a clean-up.
+        // No client locks the row, or it does not exist. A client that acquires meanwhile waits for this, as for a clean-up.
         let (names, sweep) = (&self.tables.names, self.clean_up_key(control));
         let mut ask = Request::of(format!("DO GET_LOCK('{sweep}', {})", CLEAN_UP_SECONDS + 1));
         ask.push("START TRANSACTION");
@@ -120,8 +120,8 @@ impl BoundLocks {
         Ok(says_one(&control.run(ask).await?[free]))
     }
 
-    /// Deletes the records of ended connections. Not everybody can see the connections of other users, so their records are
-    /// left to them.
+    /// Deletes the records of ended connections. A user may not see the connections of other users, so it leaves their records
+    /// alone.
     pub(super) async fn delete_ended(&self, control: &mut Session) -> Result<(), Failure> {
         let bound = &self.tables.bound;
         let ask = Request::of(format!(

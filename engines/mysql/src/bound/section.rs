@@ -20,7 +20,7 @@ impl Section {
         [self.origin, self.base]
     }
 
-    /// The same, for a prepared statement.
+    /// The columns, for a prepared statement.
     pub(super) fn values(&self) -> [mysql_async::Value; 2] {
         self.numbers().map(mysql_async::Value::from)
     }

@@ -9,8 +9,8 @@ use super::connection::{BoundLocks, Session};
 use crate::request::{LIFT_EVERY, LIFTED_ID, Request};
 
 impl BoundLocks {
-    /// Lifts tokens to the time, and above all that this connection has seen: sixteen for each ten microseconds. The counter
-    /// is lifted also if the row is rolled back.
+    /// Lifts tokens to the time, and above all that this connection has seen: sixteen for each ten microseconds. The counter is
+    /// lifted even if the row is rolled back.
     pub(super) async fn lift_tokens_to(
         &self,
         session: &mut Session,
@@ -58,7 +58,7 @@ impl BoundLocks {
     }
 
     /// Runs a request that begins a transaction, and draws a token if `from` has a row, which means that the lock was acquired;
-    /// else rolls back.
+    /// otherwise it rolls back.
     pub(super) async fn draw(
         &self,
         session: &mut Session,
@@ -76,7 +76,7 @@ impl BoundLocks {
             return Ok(None);
         };
         if first < session.floor {
-            // The counter was lost, so its tokens are worth nothing. The next connection lifts it.
+            // The counter was lost, so its tokens must not be used. The next connection lifts it.
             return Err(session.give_up("the token counter went back; it is lifted again"));
         }
         session.floor = first;

@@ -40,7 +40,7 @@ impl Leases {
         }
     }
 
-    /// The same for a shared holder or a permit.
+    /// Acquires a lock that has no gate for a shared holder or a permit.
     pub(super) async fn acquire_beside(
         &self,
         session: &mut Session,
@@ -92,7 +92,7 @@ impl Leases {
         }))
     }
 
-    /// Locks the lock's row for draws, to the end of the transaction: nobody else draws a token of this lock.
+    /// Locks the lock's row for draws, until the transaction ends, so that no other client draws a token of this lock.
     pub(super) fn lock_draws(&self, name: &LockName) -> String {
         let draws = &self.tables.draws;
         format!(

@@ -29,7 +29,7 @@ pub(crate) struct Leases {
     pub(super) acquire_statement: Arc<str>,
     /// Releases an exclusive hold, for servers that prepare compound statements.
     pub(super) release_statement: Arc<str>,
-    /// The same where waiters can be woken.
+    /// The statement of a release on a server where waiters can be woken.
     pub(super) hand_over_statement: Arc<str>,
     /// Puts a claim in the queue, on such a server.
     pub(super) enqueue_statement: Arc<str>,
@@ -41,7 +41,7 @@ pub(crate) struct Leases {
 pub(crate) struct Session {
     pub(super) conn: Conn,
     pub(super) statements: Statements,
-    /// What it lifted the token counter to, and the last token that it has drawn.
+    /// The value to which it lifted the token counter, or the last token that it has drawn.
     pub(super) floor: Token,
     /// When it last lifted the counter.
     lifted: BootInstant,
@@ -56,7 +56,7 @@ impl Session {
         Clock::Boot.now().since(self.lifted) >= LIFT_EVERY
     }
 
-    /// A request that was sent at this time has lifted the counter.
+    /// Notes that a request sent at this time has lifted the counter.
     pub(super) fn has_lifted(&mut self, at: BootInstant) {
         self.lifted = at;
     }
@@ -148,7 +148,7 @@ impl Leases {
     pub(super) async fn create_missing_tables(&self, session: &mut Session) -> Tried<()> {
         let created = (self.tables).create(&mut session.conn, Use::Leases, &self.config);
         let created = created.await.map_err(Failure::Final);
-        // If only what wakes waiters is missing, the client goes on without.
+        // If only the table of ears is missing, the client continues without ears.
         if self.ears.lose() {
             self.find_ears(session).await?;
             if !self.ears.work() && self.check_format(session).await.is_ok() {
@@ -202,7 +202,7 @@ impl Leases {
     /// the dump is younger than the last lift.
     pub(super) async fn lift_tokens_if_due(&self, session: &mut Session) -> Tried<()> {
         match session.has_to_lift() {
-            // The commit of the grant will write it to disk: nothing waits here.
+            // No wait for the disk here: the commit of the grant writes it.
             true => self.lift_tokens_to(session, "ROLLBACK").await,
             false => Ok(()),
         }
@@ -247,8 +247,8 @@ impl Leases {
         Failure::Final(Error::not_a_lock(&self.config.store, name, why))
     }
 
-    /// Ends a connection at the server, by its id and the client's address and port: after a restart the server counts its
-    /// connections anew.
+    /// Ends a connection at the server, by its id and the client's address and port: the id alone is not enough, because a
+    /// restarted server counts its connections anew.
     pub(super) async fn end(&self, session: &mut Session, id: &str) -> Tried<bool> {
         let Some((id, host)) = id.split_once(' ') else {
             return Ok(false);

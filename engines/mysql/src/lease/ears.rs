@@ -1,4 +1,4 @@
-//! Whether waiters can be woken on this server, the rows that name each waiter's ear, and whom a change wakes.
+//! Whether waiters can be woken on this server, the rows with the name of each waiter's ear, and which waiters a change wakes.
 
 use std::time::Duration;
 
@@ -7,29 +7,29 @@ use fencelock_sql::lease::{Waiter, mode_text};
 use fencelock_sql::server::{DbInstant, Failure, Write, micros};
 
 use super::connection::{Leases, Session, Tried};
-use super::ring::Ring;
 use super::stored::{count, label, name};
+use super::wake_others::Whom;
 use crate::diagnose;
 use crate::ear::{EAR, new_name};
 use crate::request::{NOW, Request, bytes};
 use crate::tables::{Tables, Use};
 
-/// So many of the waiters whose turn a change made are woken at once. They wake further ones.
+/// The most waiters that a change wakes at once if it is their turn. They wake further ones.
 const MOST: usize = 16;
 
-/// A row without a waiter stays for so long, in microseconds.
+/// How long a row without a waiter stays, in microseconds.
 const LONE: u64 = 60_000_000;
 
 impl Leases {
-    /// Finds out whether waiters can be woken, and makes the table for that if it is missing. A client that may not make it goes on
-    /// without.
+    /// Finds out whether waiters can be woken, and creates the table for that if it is missing. A client that may not create it
+    /// continues without ears.
     pub(super) async fn find_ears(&self, session: &mut Session) -> Tried<()> {
         if self.ears.work() {
             return Ok(());
         }
         let found = match self.try_ears(session).await {
             Err(Failure::NoTables(_)) if self.config.inspect_only => {
-                // A client that takes locks makes it.
+                // A client that takes locks creates the table.
                 let may = diagnose::may_create(&mut session.conn, &self.config).await;
                 may.map_err(Failure::Final)?
             }
@@ -45,7 +45,7 @@ impl Leases {
         Ok(())
     }
 
-    /// Whether this user has all rights on the table, and the server tells who holds its locks.
+    /// Whether this user has all rights on the table, and the server says which connection holds one of its locks.
     async fn try_ears(&self, session: &mut Session) -> Tried<bool> {
         let ears = &self.tables.ears;
         let lock = format!("'{EAR}{}'", new_name());
@@ -82,11 +82,11 @@ impl Leases {
 
     /// Whether the row of this waiter names the ear of this client.
     pub(super) fn hears_of(&self, waiter: &Waiter<DbInstant>) -> bool {
-        // Without an ear it polls.
+        // Without ears the waiter polls.
         !self.ears.work() || waiter.address.as_deref() == Some(self.ears.listener.name().as_bytes())
     }
 
-    /// Keeps a waiter's place, whose turn is told to this client from now on.
+    /// Keeps the place of a waiter, of whose turn this client is informed from now on.
     pub(super) async fn move_ear(
         &self,
         session: &mut Session,
@@ -95,7 +95,7 @@ impl Leases {
         time: Duration,
     ) -> Tried<bool> {
         let Tables { waiters, ears, .. } = &*self.tables;
-        // One statement, for waiters do this again and again.
+        // It is one statement, because waiters do this again and again.
         let (tables, ear) = match self.ears.work() {
             true => (
                 format!(
@@ -118,13 +118,13 @@ impl Leases {
     }
 
     /// Wakes the waiters of other clients that may hold after a change.
-    pub(super) fn ring_next(&self, write: &Write<'_>) {
+    pub(super) fn wake_next(&self, write: &Write<'_>) {
         for (claim, _) in write.next.iter().take(MOST) {
-            self.ears.ring(|| Ring::Waiter(write.name.clone(), *claim));
+            self.ears.wake(|| Whom::Waiter(write.name.clone(), *claim));
         }
     }
 
-    /// Removes rows whose waiters were removed by a client that knows nothing of this table.
+    /// Removes rows whose waiters were removed by a client that does not know this table.
     pub(super) async fn remove_lone_ears(&self, session: &mut Session) -> Tried<()> {
         if !self.ears.work() {
             return Ok(());

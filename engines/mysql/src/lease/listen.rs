@@ -1,4 +1,4 @@
-//! Learns by an [`Ear`] that it is a waiter's turn. The ear is there while this client has waiters, and for a while after.
+//! Learns by an [`Ear`] that it is a waiter's turn. The ear exists while this client has waiters, and for a while after.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,23 +20,23 @@ use crate::ear::{Control, Ear, number};
 use crate::request::{Answer, NOW, Request, bytes, quoted};
 use crate::tables::Tables;
 
-/// With more waiters than that, all of a client's waiters poll.
+/// With more waiters than this, all waiters of a client poll.
 const MOST: usize = 256;
-/// How long one request of the ear waits. A grant that it finds counts from when it was sent.
+/// How long one request of the ear waits. A grant that it finds counts from when the request was sent.
 const WAIT: Duration = Duration::from_secs(1);
 /// An ear that had nothing to wait for is closed after this time.
 const IDLE: Duration = Duration::from_secs(60);
-/// After this time it asks without waiting first: the connection may be gone unnoticed.
+/// After this time without requests, the first one does not wait, because the connection may have gone unnoticed.
 const STALE: Duration = Duration::from_secs(2);
-/// An ear that lasted so long worked.
+/// An ear that has lasted for this long counts as one that works.
 const WORKED: Duration = Duration::from_secs(10);
-/// The pauses before the next try to open an ear.
+/// The pauses before the next attempt to open an ear.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
 
 /// What the second statement of a request of the ear may return.
 const TAKES_NO_WRITES: u64 = 3;
 const HAS_NEWS: u64 = 2;
-const HAS_BELL: u64 = 1;
+const HAS_WAKE_LOCK: u64 = 1;
 
 /// The waiters of this client, and the ear that listens for them.
 pub(super) struct Listener {
@@ -51,7 +51,7 @@ struct Heard {
     name: String,
     control: Arc<Control>,
     waiters: Mutex<HashMap<ClaimId, LockName>>,
-    /// There are new waiters.
+    /// Notified when there are new waiters.
     more: Notify,
     is_listening: AtomicBool,
     sender: UnboundedSender<Message>,
@@ -150,7 +150,7 @@ impl Heard {
     }
 
     fn tell(&self, message: Message) {
-        // Nobody receives once the engine is gone.
+        // Sending fails once the engine is gone.
         let _ = self.sender.send(message);
     }
 
@@ -158,7 +158,7 @@ impl Heard {
     async fn hear(&self) -> Result<()> {
         let mut ear = Ear::open(&self.config, &self.name, &self.control).await?;
         self.is_listening.store(true, Ordering::SeqCst);
-        // Before that, nobody could tell this client anything.
+        // Before that, messages could not reach this client.
         self.tell(Message::Missed);
         let mut used = Clock::Boot.now();
         loop {
@@ -177,13 +177,13 @@ impl Heard {
         }
     }
 
-    /// Waits until there is news for a waiter, and tells it.
+    /// Waits until there is news for a waiter, and reports it.
     async fn wait(&self, ear: &mut Ear) -> Result<()> {
         let waiters = self.waiters();
         if waiters.is_empty() {
             return Ok(());
         }
-        // The first statement finds a release that came first, and any later one ends the wait of the second one.
+        // The first statement finds a release that came before it. Any later release ends the wait of the second statement.
         let news = self.news(&waiters);
         let mut request = Request::of(&news);
         request.push(format!(
@@ -201,9 +201,9 @@ impl Heard {
             }
         };
         match ended {
-            // It was woken for something else, such as a turn beside other holders.
+            // The ear was woken for something else, such as a turn beside other holders.
             None if found == 0 => self.tell(Message::Missed),
-            Some(HAS_BELL) => ear.give_bell_back(&self.control).await?,
+            Some(HAS_WAKE_LOCK) => ear.return_wake_lock(&self.control).await?,
             Some(TAKES_NO_WRITES) => {
                 let why = "the server takes no writes any more";
                 return Err(Error::unavailable(&self.config.store, "listen", why));
@@ -213,14 +213,14 @@ impl Heard {
         Ok(())
     }
 
-    /// Looks for news without waiting, and tells them. Returns how many there were.
+    /// Reads the news without waiting, and reports them. Returns how many there were.
     async fn look(&self, ear: &mut Ear) -> Result<usize> {
         let waiters = self.waiters();
         if waiters.is_empty() {
             return Ok(0);
         }
         let request = Request::of(self.news(&waiters));
-        // A KILL for something else may come in between.
+        // A KILL for something else may interrupt the request.
         loop {
             let asked_at = Clock::Boot.now();
             if let Some(answers) = ear.ask(&request, Duration::ZERO).await? {
@@ -237,7 +237,8 @@ impl Heard {
             .collect()
     }
 
-    /// A row for each of these waiters that was granted its lock, and for each that is the first one of a free lock.
+    /// A query with a row for each of these waiters that was granted its lock, and for each that is the first one at a free
+    /// lock.
     fn news(&self, waiters: &[(ClaimId, LockName)]) -> String {
         let Tables {
             locks,
@@ -259,7 +260,7 @@ impl Heard {
         )
     }
 
-    /// Tells the waiters that an answer is about. Each is asked for again only when it waits again.
+    /// Reports the news of an answer. Its waiters are left out of later requests until they wait again.
     fn tell_news(&self, answer: &Answer, asked_at: BootInstant) -> usize {
         let news = answer.rows.iter().filter_map(|row| read(row, asked_at));
         let news = news.map(|(claim, message)| {

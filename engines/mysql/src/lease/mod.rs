@@ -5,9 +5,9 @@
 //! than one that was drawn and granted meanwhile. So before a grant the transaction locks one of the rows for draws, chosen
 //! by a hash of the lock's name. Held locks and waiters lock none of them.
 //!
-//! A client with waiters keeps a connection that waits in the server, its ear, and the row of each waiter has the ear's name
-//! beside it. A release grants the lock to the next waiter for a moment if that waiter has an ear, and then ends the ear's wait
-//! by KILL QUERY. A client whose ear does not work polls.
+//! A client with waiters keeps a connection that waits in the server, its ear. Each waiter has a second row with the ear's
+//! name. If the next waiter has an ear, a release grants it the lock for a moment, and then ends the ear's wait by KILL QUERY.
+//! A client whose ear does not work polls.
 
 mod acquire;
 mod connection;
@@ -18,10 +18,10 @@ mod listen;
 mod record;
 mod release;
 mod renew;
-mod ring;
 mod statements;
 mod stored;
 mod wake;
+mod wake_others;
 mod write;
 
 pub(crate) use connection::Leases;

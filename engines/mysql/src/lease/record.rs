@@ -7,7 +7,7 @@ use super::connection::{Leases, Session, Tried};
 use crate::request::{Request, bytes};
 
 impl Leases {
-    /// Where the table is missing, the first change has it created.
+    /// If the table is missing, the first change creates it.
     pub(super) async fn record_of(
         &self,
         session: &mut Session,

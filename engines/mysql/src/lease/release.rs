@@ -8,9 +8,9 @@ use fencelock_sql::server::first_version;
 use mysql_async::Value;
 
 use super::connection::{Leases, Session, Tried};
-use super::ring::Ring;
 use super::statements::release;
 use super::stored::{draws_row, id, name};
+use super::wake_others::Whom;
 use crate::request::{Request, bytes};
 
 impl Leases {
@@ -31,7 +31,7 @@ impl Leases {
         let answers = self.run(session, &request).await?;
         let was_live = answers[live].affected > 0;
         if was_live && answers[last].affected == 0 {
-            self.ears.ring(|| Ring::First(claim.name.clone()));
+            self.ears.wake(|| Whom::First(claim.name.clone()));
         }
         Ok(was_live)
     }
@@ -47,7 +47,7 @@ impl Leases {
         Ok(live.is_none_or(|live| live == Some(1)))
     }
 
-    /// The same, and the next waiter is granted the lock.
+    /// Releases a hold, and grants the lock to the next waiter.
     async fn hand_over(&self, session: &mut Session, claim: &Claim) -> Tried<bool> {
         let (of, who) = (claim.name.as_str(), claim.id.as_bytes());
         let lifts = session.has_to_lift();
@@ -73,7 +73,7 @@ impl Leases {
         }
         let ear = row.get::<Option<Vec<u8>>, _>(1).flatten();
         if let Some(ear) = ear.and_then(|ear| String::from_utf8(ear).ok()) {
-            self.ears.ring(|| Ring::Ear(ear));
+            self.ears.wake(|| Whom::Ear(ear));
         }
         Ok(row.get::<u64, _>(0) == Some(1))
     }

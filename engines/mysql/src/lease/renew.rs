@@ -81,8 +81,8 @@ impl Leases {
     }
 }
 
-/// The updates of one table. Holds with the same lease go together, except those whose token moved on within the grant:
-/// these have more to store.
+/// The updates of one table. Holds with the same lease share an update, except those whose token has changed within the grant,
+/// which have more to store.
 fn renew_in(request: &mut Request, table: &str, held: &[&HeldClaim]) {
     let mut alike: BTreeMap<String, Vec<u64>> = BTreeMap::new();
     for held in held {

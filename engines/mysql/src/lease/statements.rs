@@ -9,8 +9,8 @@ use crate::ear::EAR;
 use crate::request::{LIFTED_ID, NOW};
 use crate::tables::Tables;
 
-/// Releases an exclusive hold, as a prepared compound statement. A gate at its claim's first version has nothing else behind
-/// it, and goes at once; else the statement returns whether the hold was live.
+/// Releases an exclusive hold, as a prepared compound statement. A gate with its claim's first version has no other rows, so it
+/// is deleted at once. Otherwise the statement returns whether the hold was live.
 pub(super) fn release_statement(tables: &Tables) -> String {
     let locks = &tables.locks;
     let [gate, live, last] = release(tables, Mode::Exclusive, "?", "?");
@@ -23,13 +23,13 @@ pub(super) fn release_statement(tables: &Tables) -> String {
     )
 }
 
-/// The same on a server where waiters can be woken. The first waiter is granted the lock for a moment, if it asks for exclusive
-/// mode and its ear is there. The statement returns whether the hold was live, the ear of the first waiter, and whether that was
-/// granted the lock. Its parameters: name, version and claim; name and claim; the row for draws; whether the counter is to be
-/// lifted, and above which id.
+/// The statement of a release on a server where waiters can be woken. It grants the lock to the first waiter for a moment, if
+/// that one asks for exclusive mode and its ear exists. It returns whether the hold was live, the ear of the first waiter, and
+/// whether that waiter was granted the lock. Its parameters: name, version and claim; name and claim; the row for draws;
+/// whether to lift the counter, and above which id.
 ///
-/// A release waits for nobody who draws: then the waiter is only woken. The gate is updated where it is: one that is deleted and
-/// inserted deadlocks with those who wait for it.
+/// A release does not wait for another client that draws: then the waiter is only woken. The gate is updated in place: deleting
+/// and inserting it would deadlock with the clients that wait for it.
 pub(super) fn hand_over_statement(tables: &Tables) -> String {
     let Tables {
         locks,
@@ -88,9 +88,9 @@ pub(super) fn hand_over_statement(tables: &Tables) -> String {
     )
 }
 
-/// Puts a new claim in the queue if it certainly has to wait: for an exclusive holder, or for a waiter ahead. The statement returns the
-/// gate's version, how many waiters are ahead, and how long the holder has left; or nothing. Its parameters: name, claim, mode and
-/// owner; the ear, how many tokens, and the label.
+/// Puts a new claim in the queue if it certainly has to wait: for an exclusive holder, or for another waiter. The statement
+/// returns the gate's version, how many waiters are ahead, and how long the holder has left; or nothing. Its parameters: name,
+/// claim, mode and owner; the ear, how many tokens, and the label.
 pub(super) fn enqueue_statement(tables: &Tables) -> String {
     let Tables {
         locks,
@@ -134,11 +134,11 @@ pub(super) fn enqueue_statement(tables: &Tables) -> String {
     )
 }
 
-/// Lifts the counter of ids to the time, and above `least`: a row with an id lifts it above that id and never lowers it, also
+/// Lifts the counter of ids to the time, and above `least`: a row with an id lifts it above that id and never lowers it, even
 /// if the row is rolled back. Each connection lifts to an id of its own, so that none waits for the row of another.
 pub(super) fn lift(locks: &str, least: &str) -> [String; 3] {
     [
-        // Lock names have no control characters, so this name is nobody's.
+        // Lock names have no control characters, so no lock has this name.
         format!(
             "SET @fencelock_id = GREATEST({LIFTED_ID} + CONNECTION_ID() % 1024, {least}), @fencelock_seed = CONCAT(x'00', CONNECTION_ID())"
         ),
@@ -151,7 +151,7 @@ pub(super) fn lift(locks: &str, least: &str) -> [String; 3] {
     ]
 }
 
-/// The statements of a release. The first one locks the gate, so that the last one sees everything behind it. The second one
+/// The statements of a release. The first one locks the gate, so that the last one sees all rows of the lock. The second one
 /// changes a row if the hold was live.
 pub(super) fn release(tables: &Tables, mode: Mode, of: &str, id: &str) -> [String; 3] {
     let Tables {

@@ -1,4 +1,4 @@
-//! The format of the rows, and of the ids that tokens are made of.
+//! The format of the rows, and of the ids from which tokens are made.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ pub(super) struct StoredRow {
     state: Vec<u8>,
     pub(super) owner: String,
     label: Option<String>,
-    /// The name of a waiter's ear, if the ears were asked for.
+    /// The name of a waiter's ear, if the query asked for ears.
     ear: Option<Vec<u8>>,
 }
 
@@ -46,7 +46,7 @@ const GATE: u8 = 0;
 pub(super) const HOLDER: u8 = 1;
 pub(super) const WAITER: u8 = 2;
 
-/// Everything about some locks, in one statement and so of one moment.
+/// A query for everything about some locks, in one statement and so of one moment.
 pub(super) fn all_rows(tables: &Tables, names: &str, with_ears: bool) -> String {
     let Tables {
         locks,
@@ -76,7 +76,7 @@ pub(super) fn all_rows(tables: &Tables, names: &str, with_ears: bool) -> String 
 }
 
 impl StoredRow {
-    /// `None` if this version does not write such rows.
+    /// `None` for a row that this version would not write.
     pub(super) fn read(mut row: Row) -> Option<Self> {
         fn take<T: mysql_async::prelude::FromValue>(row: &mut Row, at: usize) -> Option<T> {
             row.take_opt(at)?.ok()
@@ -176,7 +176,7 @@ pub(super) fn draws_row(name: &LockName) -> u64 {
     u64::from_be_bytes(eight) % DRAWS
 }
 
-/// A gate with this grant behind it. Its row draws the id.
+/// The values of a gate for this grant. Inserting the row draws the id.
 pub(super) fn gate_values(claim: &Claim, version: u64) -> String {
     let state = match claim.mode {
         Mode::Exclusive => "held",

@@ -1,20 +1,20 @@
-//! What wakes waiters: those of this client, and those of others.
+//! Waking waiters: those of this client, and those of others.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::listen::Listener;
-use super::ring::{Ring, Ringer};
+use super::wake_others::{BackgroundWaker, Whom};
 use crate::config::Config;
 use crate::ear::{Control, new_name};
 use crate::tables::Tables;
 
-/// What wakes this client's waiters, and those of others.
+/// Wakes this client's waiters, and those of others.
 pub(super) struct Ears {
-    /// Whether the server has all that is needed.
+    /// Whether the server has all that ears need.
     work: AtomicBool,
     pub(super) listener: Listener,
-    ringer: Ringer,
+    waker: BackgroundWaker,
 }
 
 impl Ears {
@@ -23,7 +23,7 @@ impl Ears {
         let control = Arc::new(Control::new(config.clone(), ear.clone()));
         Self {
             work: false.into(),
-            ringer: Ringer::new(Arc::clone(tables), Arc::clone(&control)),
+            waker: BackgroundWaker::new(Arc::clone(tables), Arc::clone(&control)),
             listener: Listener::new(config.clone(), Arc::clone(tables), ear, control),
         }
     }
@@ -36,19 +36,19 @@ impl Ears {
         self.work.store(work, Ordering::SeqCst);
     }
 
-    /// Something is missing. Returns whether it was there before.
+    /// Notes that something is missing. Returns whether ears worked before.
     pub(super) fn lose(&self) -> bool {
         self.work.swap(false, Ordering::SeqCst)
     }
 
-    pub(super) fn ring(&self, whom: impl FnOnce() -> Ring) {
+    pub(super) fn wake(&self, whom: impl FnOnce() -> Whom) {
         if self.work() {
-            self.ringer.ring(whom());
+            self.waker.wake(whom());
         }
     }
 
     pub(super) fn close(&self) {
         self.listener.close();
-        self.ringer.close();
+        self.waker.close();
     }
 }

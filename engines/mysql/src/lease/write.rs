@@ -60,7 +60,7 @@ impl Leases {
         if answers[gate].affected == 0 || reaped < expired.len() as u64 {
             return Ok(Written::Stale);
         }
-        self.ring_next(write);
+        self.wake_next(write);
         Ok(Written::Done(granted.and_then(|(claim, insert)| {
             tokens(&answers[insert], claim)
         })))
@@ -74,7 +74,7 @@ impl Leases {
             name(write.name),
             write.version
         );
-        // Writing to a String never fails.
+        // Writing to a `String` cannot fail.
         if let Some(holder) = expired {
             set.push_str(", state = 'none'");
             let id = id(holder.tokens.first);
@@ -89,7 +89,7 @@ impl Leases {
         format!("UPDATE {} SET {set} WHERE {condition}", self.tables.locks)
     }
 
-    /// Removes expired rows beside the gate. Returns the place of the answer that counts holders.
+    /// Removes expired rows of the lock other than the gate. Returns the index of the answer that counts holders.
     fn reap(
         &self,
         request: &mut Request,
@@ -121,7 +121,7 @@ impl Leases {
         reaped
     }
 
-    /// The change itself. Returns the claim of a grant, and the place of the answer that has its id.
+    /// The change itself. Returns the claim of a grant, and the index of the answer that has its id.
     fn change<'a>(&self, request: &mut Request, write: &Write<'a>) -> Option<(&'a Claim, usize)> {
         let of = name(write.name);
         match write.change {
@@ -133,7 +133,7 @@ impl Leases {
                 if let Some(ticket) = ticket {
                     self.leave_queue(request, &of, ticket);
                 }
-                // A claim that is alone has its own version: its release is then sure to find nothing else. A gate that
+                // A claim that is alone has its own version, so its release knows that there are no other rows. A gate that
                 // replaces another one has a new version, for the clients that have read the old one.
                 let version = match replaces.is_none() && write.alone {
                     true => first_version(claim.id),
@@ -224,7 +224,7 @@ fn changed_holder<'a>(write: &Write<'a>) -> Option<(Held<'a>, String)> {
     }
 }
 
-/// The columns of a hold of which only the lock-delay goes on.
+/// The columns of a hold that has ended except for its lock-delay.
 fn abandoned(lock_delay: Duration) -> String {
     let delay = micros(lock_delay);
     format!("expiry = LEAST(expiry, {NOW} + {delay}), lock_delay = {delay}, state = 'abandoned'")

@@ -15,7 +15,7 @@ async fn with(server: &MariaDb, options: &str) -> Client {
     open(&format!("{}?{options}", server.url())).await.unwrap()
 }
 
-/// Neighbours in the index, names that the server would fold or cut, and the same name in another database.
+/// Names next to each other in the index, names that the server would fold or cut, and the same name in another database.
 #[tokio::test(flavor = "multi_thread")]
 async fn another_name_is_never_blocked() {
     let server = MariaDb::start().unwrap();
@@ -41,7 +41,7 @@ async fn another_name_is_never_blocked() {
         })
         .await;
         let long = format!("{long}b");
-        // The first time connections are made, which may conflict where tokens are reserved.
+        // In the first round connections are made, which may conflict when they reserve tokens.
         for counts in [false, true] {
             let before = status(&server, "Innodb_row_lock_waits");
             let begun = Instant::now();
@@ -62,7 +62,7 @@ async fn another_name_is_never_blocked() {
         }
         drop(soon("the waiter", waiter).await.unwrap().unwrap());
     }
-    // Found by the primary key alone: one row, and no other is locked.
+    // The plan uses the primary key alone: it locks one row and no other.
     let plan = server
         .sql("EXPLAIN SELECT 1 FROM `lock`.fencelock_names WHERE name = 'm' FOR UPDATE")
         .unwrap();
@@ -114,7 +114,7 @@ async fn limits_of_the_server_end_neither_a_hold_nor_a_wait() {
         let waiter = tokio::spawn(two.lock("a").into_future());
         let lost = timeout(Duration::from_secs(4), guard.lost()).await;
         assert!(lost.is_err(), "{strategy}: {lost:?}");
-        // Nor did a wait end and begin anew.
+        // The waits did not end and start again either.
         assert_eq!(number(&server, TIMEOUTS), 0, "{strategy}");
         let ended = status(&server, "Max_statement_time_exceeded");
         assert_eq!(ended, 0, "{strategy}");
@@ -129,7 +129,7 @@ async fn limits_of_the_server_end_neither_a_hold_nor_a_wait() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_killed_server_frees_all_and_tokens_go_on() {
+async fn a_killed_server_frees_all_locks_and_tokens_increase() {
     for strategy in BOTH {
         let mut server = MariaDb::start().unwrap();
         let client = with(&server, &format!("strategy={strategy}")).await;
@@ -152,9 +152,9 @@ async fn a_killed_server_frees_all_and_tokens_go_on() {
     }
 }
 
-/// A clean-up has locked the row of a lock that nobody holds, and is about to delete it.
+/// A clean-up has locked the row of a free lock, and is about to delete it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_clean_up_refuses_nobody() {
+async fn a_clean_up_refuses_no_claim() {
     let server = MariaDb::start().unwrap();
     let client = with(&server, "strategy=for-update").await;
     let before = token_of(&client, "a").await;
@@ -185,7 +185,7 @@ async fn a_clean_up_refuses_nobody() {
     assert!(guard.token() > before);
 }
 
-/// A waiter has just locked its row, and draws a token from a client that wants the row.
+/// A waiter has just locked its row, and draws a token whose row is locked by a client that wants the waiter's row.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deadlock_is_tried_again() {
     let server = MariaDb::start().unwrap();
@@ -193,7 +193,7 @@ async fn a_deadlock_is_tried_again() {
     let before = token_of(&client, "a").await;
     let (mut holder, mut other) = (bare(&server).await, bare(&server).await);
     let lock = "SELECT 1 FROM fencelock_names WHERE name = 'a' FOR UPDATE";
-    // A clean-up may have deleted the row, or be about to.
+    // A clean-up may have deleted the row, or may be about to.
     let make = "INSERT INTO fencelock_names (name) VALUES ('a') ON DUPLICATE KEY UPDATE name = 'a'";
     for sql in ["START TRANSACTION", make] {
         holder.query_drop(sql).await.unwrap();
@@ -211,7 +211,7 @@ async fn a_deadlock_is_tried_again() {
         let client = client.clone();
         async move { client.lock("a").await }
     });
-    // A call that takes this long is waiting.
+    // A statement that takes this long is waiting.
     let waiting = |statement: &str| {
         let running = "SELECT COUNT(*) FROM information_schema.processlist WHERE time_ms > 100";
         number(&server, &format!("{running} AND info LIKE '{statement}%'")) > 0
@@ -238,7 +238,7 @@ async fn a_deadlock_is_tried_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tokens_increase_whatever_the_clock_does() {
+async fn tokens_increase_even_if_the_clock_jumps() {
     for strategy in BOTH {
         let clock = ClockShim::new().unwrap();
         let server = MariaDb::builder().clock(&clock).start().unwrap();
@@ -264,9 +264,9 @@ async fn tokens_increase_whatever_the_clock_does() {
     }
 }
 
-/// A hold that begins in the future, since the clock was set back, shows as held for no time.
+/// A hold whose beginning is in the future, because the clock was set back, is shown as held for no time.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_hold_since_later_than_now_is_shown() {
+async fn a_hold_that_began_in_the_future_is_shown() {
     let server = MariaDb::start().unwrap();
     for strategy in BOTH {
         let client = with(&server, &format!("strategy={strategy}")).await;
@@ -323,7 +323,7 @@ async fn tokens_increase_over_the_promotion_of_a_replica() {
     let waiter = tokio::spawn(async move { other.lock("a").await });
     until("it waits", || status(&primary, "Threads_running") > 1).await;
     primary.demote().unwrap();
-    // Its record cannot be deleted now, so nothing confirms the release.
+    // The record of the hold cannot be deleted now, so the release is not confirmed.
     drop(guard);
     until("nobody waits there", || {
         status(&primary, "Threads_running") <= 1
@@ -346,9 +346,9 @@ async fn tokens_increase_over_the_promotion_of_a_replica() {
     assert_eq!(number(&primary, "SELECT @@read_only"), 1);
 }
 
-/// The server would scan a small table, and lock what it reads, rather than use the index.
+/// The server would scan a small table, and lock what it reads, instead of using the index.
 #[tokio::test(flavor = "multi_thread")]
-async fn clearing_up_waits_for_no_holder() {
+async fn a_clean_up_waits_for_no_holder() {
     let server = MariaDb::start().unwrap();
     let client = with(&server, "strategy=for-update").await;
     let held = take(&client, "held").await;

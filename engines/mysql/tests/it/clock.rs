@@ -29,7 +29,7 @@ async fn a_database_whose_clock_is_off_by_an_hour_keeps_leases() {
 
 /// Exclusion may break, but tokens must not: neither when the clock jumps nor when it is set back.
 #[tokio::test(flavor = "multi_thread")]
-async fn tokens_increase_whatever_the_clock_does() {
+async fn tokens_increase_even_if_the_clock_jumps() {
     let clock = ClockShim::new().unwrap();
     let mut server = MariaDb::builder().clock(&clock).start().unwrap();
     let (one, two) = (client(&server).await, client(&server).await);

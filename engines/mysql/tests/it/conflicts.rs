@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A client keeps the rows of one lock locked, as if it were stopped inside a transaction.
+/// A client keeps the rows of one lock locked, as if it had been stopped inside a transaction.
 #[tokio::test(flavor = "multi_thread")]
 async fn another_name_is_never_blocked() {
     let server = MariaDb::start().unwrap();
@@ -25,7 +25,7 @@ async fn another_name_is_never_blocked() {
     ] {
         stopped.query_drop(statement).await.unwrap();
     }
-    // Names before it, after it and next to it in the index.
+    // Names before, after and next to it in the index.
     let names = ["a", "l", "m ", "M", "m0", "ma", "n", "z", "\u{10ffff}"];
     let begun = Instant::now();
     for name in names {
@@ -48,7 +48,7 @@ async fn another_name_is_never_blocked() {
         "{:?}",
         begun.elapsed()
     );
-    // Statements of one name may meet each other, for milliseconds.
+    // Statements of one name may wait for each other for milliseconds.
     let longest = status(&server, "Innodb_row_lock_time_max");
     assert!(longest < 1000, "{longest} ms");
     stopped.query_drop("ROLLBACK").await.unwrap();
@@ -123,7 +123,7 @@ async fn a_reader_that_waits_for_a_row_blocks_no_other_name() {
 async fn a_wait_for_a_row_that_took_too_long_is_tried_again() {
     let server = MariaDb::start().unwrap();
     waits_too_long(&server, || number(&server, TIMEOUTS)).await;
-    // The server may also end a statement that takes too long altogether.
+    // The server may also have a limit for the whole statement.
     let hasty = MariaDb::builder().flag("max-statement-time=0.5");
     let hasty = hasty.start().unwrap();
     waits_too_long(&hasty, || status(&hasty, "Max_statement_time_exceeded")).await;

@@ -19,7 +19,7 @@ fn counter(server: &MariaDb, column: &str) -> u64 {
     number(server, &sql)
 }
 
-/// Another client uses so many numbers, or all that come before this one.
+/// Another client uses up `count` numbers.
 fn burn(server: &MariaDb, count: u64) {
     server
         .sql(&format!("DO BENCHMARK({count}, UUID_SHORT())"))
@@ -36,9 +36,9 @@ impl Highest {
     }
 }
 
-/// A waiter draws its token after the grant: above those that were drawn meanwhile.
+/// A waiter draws its token after the grant, so it is above the tokens that were drawn meanwhile.
 #[tokio::test(flavor = "multi_thread")]
-async fn tokens_are_drawn_after_the_lock_is_had() {
+async fn tokens_are_drawn_after_the_lock_is_acquired() {
     let server = MariaDb::start().unwrap();
     let (one, two) = (client(&server).await, client(&server).await);
     let guard = take(&one, "a").await;
@@ -54,7 +54,7 @@ async fn tokens_are_drawn_after_the_lock_is_had() {
 
 /// The reservation is used up: by the grants themselves, and at once by another client.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_reserved_is_raised_before_it_is_granted() {
+async fn the_reservation_is_raised_before_a_grant_beyond_it() {
     let mut server = MariaDb::start().unwrap();
     let (one, two) = (client(&server).await, client(&server).await);
     let mut admin = bare(&server).await;
@@ -76,13 +76,13 @@ async fn what_is_reserved_is_raised_before_it_is_granted() {
     server.kill9();
     server.restart().unwrap();
     highest.above(token_of(&one, "a").await);
-    // In the same second it would begin with the same number.
+    // A server that restarts in the same second would begin with the same number.
     assert!(counter(&server, "base") > base, "a new section");
 }
 
-/// One of two clients is connected while the server restarts, the other one comes later.
+/// One of two clients is connected while the server restarts. The other one connects later.
 #[tokio::test(flavor = "multi_thread")]
-async fn clients_of_before_and_after_a_restart_agree() {
+async fn clients_from_before_and_after_a_restart_agree() {
     let mut server = MariaDb::start().unwrap();
     let before = client(&server).await;
     let mut highest = Highest(Token(0));
@@ -98,7 +98,7 @@ async fn clients_of_before_and_after_a_restart_agree() {
     }
 }
 
-/// The clock that seeds the server's numbers is set back, to where the new numbers look like the old ones.
+/// The clock that seeds the server's numbers is set back, so far that the new numbers look like the old ones.
 #[tokio::test(flavor = "multi_thread")]
 async fn numbers_that_are_counted_again_make_no_old_tokens() {
     let clock = ClockShim::new().unwrap();
@@ -145,9 +145,9 @@ async fn another_id_of_the_server_changes_no_numbers() {
     }
 }
 
-/// No client draws from the old section any more, and its row is older than the last reservations.
+/// No client draws from the old section any more, and its row has lost the last reservations.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_store_that_forgot_goes_on_above() {
+async fn tokens_increase_at_a_store_that_lost_reservations() {
     let server = MariaDb::start().unwrap();
     let one = client(&server).await;
     let mut highest = Highest(token_of(&one, "a").await);
@@ -167,7 +167,7 @@ async fn a_store_that_forgot_goes_on_above() {
         ))
         .unwrap();
     highest.above(token_of(&client(&server).await, "a").await);
-    // Also above the ids of AUTO_INCREMENT, even if these are ahead of the time.
+    // Tokens are also above the ids of AUTO_INCREMENT, even if these are ahead of the time.
     let ahead = highest.0.get() / 16 + 1_000_000_000;
     server
         .sql(&format!(
@@ -182,7 +182,7 @@ async fn a_store_that_forgot_goes_on_above() {
 
 /// A connection that a proxy leads to another server grants nothing.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_section_that_was_replaced_is_left() {
+async fn a_connection_leaves_a_section_that_was_replaced() {
     let server = MariaDb::start().unwrap();
     let one = client(&server).await;
     let mut highest = Highest(token_of(&one, "a").await);

@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn killed_connections_cost_neither_hold_nor_place() {
+async fn neither_hold_nor_place_is_lost_by_killed_connections() {
     let server = MariaDb::start().unwrap();
     let (one, two) = (client(&server).await, client(&server).await);
     let ttl = Duration::from_secs(3);

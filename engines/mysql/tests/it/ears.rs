@@ -12,9 +12,9 @@ use crate::shared::hand_over;
 const WAITERS: &str = "SELECT COUNT(*) FROM `lock`.fencelock_waiters";
 /// The connections of ears that wait.
 const WAITING_EARS: &str = "SELECT id FROM information_schema.processlist WHERE state = 'User lock' AND info LIKE '%fencelock-bell-%'";
-/// Far longer than a waiter that is woken takes, and shorter than it waits before it asks by itself.
+/// Much longer than a woken waiter takes, and shorter than the time after which it asks by itself.
 const WOKEN: Duration = Duration::from_millis(1900);
-/// How long it takes at most if nothing wakes a waiter that listens.
+/// The longest time until a waiter that listens asks by itself.
 const ASKS: Duration = Duration::from_secs(8);
 
 fn waiting_ears(server: &MariaDb) -> Vec<u64> {
@@ -22,7 +22,7 @@ fn waiting_ears(server: &MariaDb) -> Vec<u64> {
     ids.lines().map(|id| id.parse().unwrap()).collect()
 }
 
-/// Begins to wait, until `ears` ears wait in the server.
+/// Begins to wait. Returns when `ears` ears wait in the server.
 async fn wait_for(
     server: &MariaDb,
     request: Acquire,
@@ -37,7 +37,7 @@ async fn wait_for(
     waiting
 }
 
-/// Waits until the only waiter has just asked by itself: it will not do so again for long.
+/// Waits until the only waiter has just asked by itself: it will not ask again for a while.
 async fn has_just_asked(server: &MariaDb) {
     let expiry = || number(server, "SELECT SUM(expiry) FROM `lock`.fencelock_waiters");
     let before = expiry();
@@ -54,7 +54,7 @@ async fn a_waiter_of_another_client_is_woken_at_once() {
     has_just_asked(&server).await;
     let (took, next) = hand_over(held, waiting).await;
     assert!(took < WOKEN, "{took:?}");
-    // What it was granted is a hold like any other, with all that was asked for.
+    // The grant is a hold like any other, with everything that the claim asked for.
     soon("a renewal", next.prolonged()).await;
     assert!(next.is_valid());
     let view = one.look("a").await.unwrap();
@@ -67,9 +67,9 @@ async fn a_waiter_of_another_client_is_woken_at_once() {
     }
 }
 
-/// An ear that nobody rings asks once per second. So several hand-offs in a row show that it is rung.
+/// An ear that is not woken asks once per second. So several fast hand-offs in a row show that it is woken.
 #[tokio::test(flavor = "multi_thread")]
-async fn every_release_rings() {
+async fn every_release_wakes() {
     const TURNS: usize = 8;
     let server = MariaDb::start().unwrap();
     let clients = [client(&server).await, client(&server).await];
@@ -80,7 +80,7 @@ async fn every_release_rings() {
         let (one, next) = hand_over(held, waiting).await;
         (took, held) = (took + one, next);
     }
-    // Half of what asking alone takes.
+    // Half of the time that asking alone takes.
     assert!(took < Duration::from_millis(500) * TURNS as u32, "{took:?}");
     held.release().await.unwrap();
 }
@@ -118,7 +118,7 @@ async fn every_mode_and_every_way_to_a_turn_wakes() {
     drop(writer);
 }
 
-/// Where the server refuses another connection, waiters ask, and others wake nobody.
+/// If the server refuses another connection, waiters poll, and other clients wake none of them.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_an_ear_a_waiter_polls() {
     let server = MariaDb::start().unwrap();
@@ -137,7 +137,8 @@ async fn without_an_ear_a_waiter_polls() {
     next.release().await.unwrap();
 }
 
-/// A client of an earlier version has no ear and wakes nobody. Here a user without rights on the new table stands for it.
+/// A client of an earlier version has no ear and wakes no waiter. Here a user without rights on the new table plays that
+/// client.
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_without_ears_share_the_tables() {
     let server = MariaDb::start().unwrap();
@@ -163,7 +164,7 @@ async fn clients_without_ears_share_the_tables() {
     let (took, held) = hand_over(held, waiting).await;
     assert!(took < ASKS, "a new one after an old one: {took:?}");
     held.release().await.unwrap();
-    // A row that an old client has left behind is not another waiter's.
+    // A row that an old client has left in the table is not mistaken for another waiter's.
     let held = take(&new, "b").await;
     server
         .sql("INSERT INTO `lock`.fencelock_ears SELECT 'b', 1, x'01', REPEAT('0', 32), 1, NULL, 0")
@@ -179,7 +180,7 @@ async fn clients_without_ears_share_the_tables() {
     .await;
 }
 
-/// The ear's connection is killed, and then cut off silently. Only time is lost, and another ear comes.
+/// The ear's connection is killed, and then cut off silently. Only time is lost, and another ear is opened.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_ear_costs_only_time() {
     let server = MariaDb::start().unwrap();
@@ -201,7 +202,7 @@ async fn a_lost_ear_costs_only_time() {
     has_just_asked(&server).await;
     let (took, next) = hand_over(held, waiting).await;
     assert!(took < WOKEN, "{took:?}");
-    // Whatever the ear is told is lost, and a KILL to its connection as well.
+    // Whatever is sent to the ear is lost, and so is a KILL to its connection.
     let waiting = wait_for(&server, one.lock("a"), 1).await;
     let (_, held) = hand_over(next, waiting).await;
     let waiting = wait_for(&server, two.lock("a"), 1).await;
@@ -215,9 +216,9 @@ async fn a_lost_ear_costs_only_time() {
     next.release().await.unwrap();
 }
 
-/// A KILL is for the connection that holds the ear's lock: without one it is for nobody.
+/// A KILL is for the connection that holds the ear's lock: if no connection holds it, the KILL hits none.
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_else_is_killed() {
+async fn no_other_connection_is_killed() {
     let server = MariaDb::start().unwrap();
     let (one, two) = (client(&server).await, client(&server).await);
     let held = take(&one, "a").await;
@@ -229,7 +230,7 @@ async fn nobody_else_is_killed() {
             conn.query_first::<u64, _>("SELECT SLEEP(3)").await
         }));
     }
-    // The ear is gone, and the connections after it are others'.
+    // The ear is gone, and later connections belong to others.
     two.close().await.unwrap();
     until("the ear is gone", || waiting_ears(&server).is_empty()).await;
     held.release().await.unwrap();
@@ -242,7 +243,7 @@ async fn nobody_else_is_killed() {
 
 /// The doctor says why waiters poll.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_doctor_tries_an_ear() {
+async fn the_doctor_tries_out_an_ear() {
     let server = MariaDb::start().unwrap();
     let client = client(&server).await;
     let said = format!("{:?}", client.diagnose().await.unwrap());

@@ -1,4 +1,4 @@
-//! MariaDB: what the shared cases do not cover. Each test has a server of its own.
+//! MariaDB: tests that the shared cases do not cover. Each test has a server of its own.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -40,7 +40,7 @@ async fn client(server: &MariaDb) -> Client {
     open(&server.url()).await.unwrap()
 }
 
-/// A bare connection of the same user, to cause conflicts with.
+/// A bare connection of the same user, to cause conflicts.
 async fn bare(server: &MariaDb) -> Conn {
     let options = OptsBuilder::default()
         .ip_or_hostname("127.0.0.1")

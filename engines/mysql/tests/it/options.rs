@@ -1,4 +1,4 @@
-//! Typed options and own options of the driver: they lock what a URL locks, and what they say is used.
+//! Typed options and options of the driver: their locks are those of the URL, and every option takes effect.
 
 use fencelock_core::Error;
 use fencelock_mysql::{Options, Strategy};
@@ -25,7 +25,7 @@ fn own(server: &MariaDb) -> OptsBuilder {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn options_lock_what_the_url_locks() {
+async fn options_and_url_lock_the_same() {
     let server = MariaDb::builder().password(PASSWORD).start().unwrap();
     let options = || {
         Options::new([host(&server)], "lock")
@@ -53,14 +53,14 @@ async fn options_lock_what_the_url_locks() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn own_options_bring_credentials_and_settings() {
+async fn credentials_and_settings_of_the_driver_are_used() {
     let server = MariaDb::builder().password(PASSWORD).start().unwrap();
     let noted = own(&server).init(vec!["DO GET_LOCK(CONCAT('own-', CONNECTION_ID()), 0)"]);
     let options = Options::from_opts(noted.into());
     assert!(!format!("{options:?}").contains(PASSWORD));
     let client = locks_for(options, &server.url()).await;
     let _held = take(&client, "b").await;
-    // What the own options do with each connection was done.
+    // The setup statements of the driver's options ran on each connection.
     let marked = "SELECT COUNT(IS_USED_LOCK(CONCAT('own-', id))) FROM information_schema.processlist WHERE user = 'lock'";
     assert!(number(&server, marked) > 0);
     let wrong: Opts = own(&server).pass(Some("wr0ng")).into();
@@ -80,7 +80,7 @@ async fn own_options_of_two_hosts() {
 
 #[cfg(feature = "tls")]
 #[tokio::test(flavor = "multi_thread")]
-async fn own_options_bring_tls() {
+async fn tls_of_the_driver_is_used() {
     let builder = MariaDb::builder().tls().password(PASSWORD);
     let server = builder.flag("require-secure-transport=ON").start().unwrap();
     let trusted = std::path::PathBuf::from(server.ca());

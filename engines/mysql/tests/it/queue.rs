@@ -17,7 +17,7 @@ async fn with_both(test: impl AsyncFn(&str)) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn free_names_go_on_and_nobody_is_listed_as_a_waiter() {
+async fn free_names_are_taken_and_no_waiter_is_listed() {
     let server = MariaDb::start().unwrap();
     let note = "CREATE TABLE `lock`.listed (name VARBINARY(999)); \
                 CREATE TRIGGER `lock`.note AFTER INSERT ON `lock`.fencelock_bound FOR EACH ROW \
@@ -29,13 +29,13 @@ async fn free_names_go_on_and_nobody_is_listed_as_a_waiter() {
         if strategy == BOTH[0] {
             server.sql(note).unwrap();
         }
-        queue::free_names_go_on(&client).await;
+        queue::free_names_are_taken(&client).await;
         assert_eq!(number(&server, listed), 0, "{strategy}");
         // Each of the clients has a control connection.
         assert!(connections(&server) <= 4 + 2);
         client.close().await.unwrap();
     }
-    // A real waiter is noted.
+    // A claim that really waits in the server is listed.
     let url = url(&server, BOTH[0]);
     let (one, two) = (open(&url).await.unwrap(), open(&url).await.unwrap());
     let held = take(&one, "held").await;
@@ -52,8 +52,8 @@ async fn a_claim_is_listed_once_it_waits_in_the_server() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn connections_go_round_in_order() {
-    with_both(queue::connections_go_round_in_order).await;
+async fn connections_are_shared_in_order() {
+    with_both(queue::connections_are_shared_in_order).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -70,7 +70,7 @@ async fn holders_go_on_while_others_queue() {
 async fn waiters_beyond_the_bound_queue_in_the_process() {
     let server = MariaDb::start().unwrap();
     for strategy in BOTH {
-        // This question runs, too.
+        // This query runs, too.
         let waiting = || status(&server, "Threads_running") - 1;
         let connections = || connections(&server);
         let url = url(&server, strategy);

@@ -5,7 +5,7 @@ use std::process::Command;
 use fencelock_testbed::{Flow, Proxy};
 
 use super::shared::late;
-use super::shared::restore::{above, run, tokens_go_on_above};
+use super::shared::restore::{above, run, tokens_increase_after_a_restore};
 use super::*;
 
 fn run_client(program: &str, server: &MariaDb, input: &[u8]) -> Vec<u8> {
@@ -18,7 +18,7 @@ fn run_client(program: &str, server: &MariaDb, input: &[u8]) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tokens_go_on_above_when_a_dump_is_restored() {
+async fn tokens_increase_after_a_dump_is_restored() {
     for strategy in ["lease", "for-update", "get-lock"] {
         let server = MariaDb::start().unwrap();
         let url = format!("{}?strategy={strategy}", server.url());
@@ -33,16 +33,16 @@ async fn tokens_go_on_above_when_a_dump_is_restored() {
         above(&one, &mut last, strategy).await;
         above(&two, &mut last, strategy).await;
         let new = run_client("mariadb-dump", &server, b"");
-        // Nothing is promised of a dump that is younger than a tenth of a second.
+        // There is no promise for a dump that is younger than a tenth of a second.
         sleep(Duration::from_millis(100)).await;
         for dump in [&new, &old] {
             let restore = || drop(run_client("mariadb", &server, dump));
-            tokens_go_on_above(&url, (&one, &two), &mut last, restore).await;
+            tokens_increase_after_a_restore(&url, (&one, &two), &mut last, restore).await;
         }
     }
 }
 
-/// The server gives up a wait for a row, and the client is stopped before it hears of that.
+/// The server gives up a wait for a row, and the client is stopped before it gets the error.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_is_stopped_after_an_error_blocks_others_only_briefly() {
     let server = MariaDb::start().unwrap();

@@ -1,4 +1,4 @@
-//! The tables: created, emptied, and without a right; and what the settings of the server cost.
+//! The tables: created, emptied, and without a right; and the limits by the settings of the server.
 
 use super::*;
 
@@ -18,7 +18,7 @@ async fn tables_that_an_administrator_dropped_are_created_anew() {
     }
 }
 
-/// Whichever client is first, there is one counter afterwards.
+/// There is one counter afterwards, whichever client was first.
 #[tokio::test(flavor = "multi_thread")]
 async fn many_clients_create_the_tables_at_once() {
     for strategy in ["lease", "get-lock", "for-update"] {
@@ -77,7 +77,7 @@ async fn a_missing_right_is_a_clear_error() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_limits_name_what_the_server_may_forget() {
+async fn the_limits_name_what_the_server_may_lose() {
     let server = MariaDb::builder()
         .flag("innodb-flush-log-at-trx-commit=0")
         .replicated()

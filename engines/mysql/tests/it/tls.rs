@@ -13,7 +13,7 @@ fn server() -> MariaDb {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_insists() {
+async fn a_server_that_requires_tls() {
     let builder = MariaDb::builder().tls().password(PASSWORD);
     let server = builder.flag("require-secure-transport=ON").start().unwrap();
     let proxy = Proxy::start(server.port()).unwrap();
@@ -60,10 +60,10 @@ async fn clients_show_their_own_certificates() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tls_that_is_hidden_on_the_way() {
+async fn tls_that_is_denied_on_the_way() {
     let server = server();
     let at = (&*server.url(), &*server.ca());
-    shared::tls_that_is_hidden_on_the_way(at, &STRATEGIES, hide, 0).await;
+    shared::tls_that_is_denied_on_the_way(at, &STRATEGIES, hide, 0).await;
 }
 
 /// The bit in the second byte of the capabilities in the greeting.
@@ -92,14 +92,14 @@ async fn nothing_can_be_read_on_the_way() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_has_none() {
+async fn a_server_without_tls() {
     let server = MariaDb::builder().password(PASSWORD).start().unwrap();
     let other = MariaDb::builder().tls().start().unwrap();
-    shared::a_server_that_has_none(&server.url(), &other.ca()).await;
+    shared::a_server_without_tls(&server.url(), &other.ca()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn another_machine() {
+async fn tls_is_required_to_another_machine() {
     let server = server();
-    shared::another_machine((&server.url(), &server.ca())).await;
+    shared::tls_is_required_to_another_machine((&server.url(), &server.ca())).await;
 }

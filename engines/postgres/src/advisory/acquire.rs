@@ -14,7 +14,7 @@ use crate::connection::{Session, Values};
 use crate::error::is_conflict;
 
 impl Advisory {
-    /// Takes the lock, and again after conflicts. `None` if it is taken and the claim does not wait.
+    /// Takes the lock, and tries again after conflicts. `None` if the lock is held and the claim does not wait.
     pub(super) async fn take(
         &self,
         session: &mut Session,
@@ -70,7 +70,7 @@ impl Advisory {
         Ok(tokens)
     }
 
-    /// Makes the connection free of locks again after a conflict. Returns any other error.
+    /// Frees the connection of all locks after a conflict, for the next attempt. Returns any other error.
     async fn undo(&self, session: &Session, error: Error) -> Result<()> {
         if !is_conflict(&error) {
             return Err(error);
@@ -84,7 +84,7 @@ impl Advisory {
     pub(super) async fn weaken(&self, session: &mut Session, claim: &Claim) -> Result<Tokens> {
         // Only exclusive holds become weaker.
         self.set_idle(session, claim.ttl).await?;
-        // The holder does not wait for this, whereas a mere try would let the waiters go first.
+        // The holder gets this lock ahead of all waiters. An attempt that does not wait would let them go first.
         let tokens = loop {
             let error = match self.draw(session, WAIT_SHARED, claim).await {
                 Ok(tokens) => break tokens,
@@ -117,7 +117,7 @@ impl Advisory {
     }
 }
 
-/// Each draw takes sixteen tokens. These are the first of them, as many as the claim reserves.
+/// Each draw takes sixteen tokens. The claim gets as many of the first ones as it reserves.
 fn tokens(first: i64, reserve: u32) -> Tokens {
     Tokens::new(Token(first.unsigned_abs()), reserve.clamp(1, MOST_TOKENS))
 }

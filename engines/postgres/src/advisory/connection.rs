@@ -39,7 +39,7 @@ impl Advisory {
         if self.hosts.config.inspect_only {
             return Ok(session);
         }
-        // What such a connection commits need not survive the server: records of connections.
+        // Records of connections need not survive a crash of the server, so commits may be asynchronous.
         let relax = session
             .client
             .batch_execute("SET synchronous_commit = off")

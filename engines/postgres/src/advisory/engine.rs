@@ -66,7 +66,7 @@ impl Dialect for Advisory {
 
     async fn raise_tokens(&self, session: &mut Session, floor: Token) -> Result<()> {
         if session.floor <= floor {
-            // With an error this connection still accepts no token that is not above the floor.
+            // Even after an error this connection accepts no token that is not above the floor.
             session.floor = Token(floor.get() + 1);
             self.hosts.lift_tokens(session).await?;
         }

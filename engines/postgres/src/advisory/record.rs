@@ -85,7 +85,7 @@ pub(super) fn numbers(session: &SessionId) -> (i32, i64) {
     let (pid, started) = parts.map_or((None, None), |(pid, started)| {
         (number(pid), number(started))
     });
-    // No connection has these.
+    // These numbers belong to no connection.
     (
         pid.and_then(|pid| i32::try_from(pid).ok()).unwrap_or(0),
         started.unwrap_or(0),

@@ -34,7 +34,7 @@ impl Dialect for Leases {
 
     fn promises(&self) -> Promises {
         let known = self.promises.lock();
-        // Nobody asks before the first connection.
+        // The promises are not read before the first connection.
         known.clone().unwrap_or_else(|| promises(Vec::new(), false))
     }
 

@@ -1,9 +1,10 @@
-//! Receives what other clients say. Usually the connection that listens waits for notifications. But each NOTIFY wakes
-//! every connection that listens in the database: with many of them, and while a claim of this client waits, it is an
-//! *ear*. It sleeps in the server, in `fencelock_hear`, and the client that grants it a lock ends its sleep.
+//! Receives the messages of other clients. Usually the listening connection waits for notifications. But each NOTIFY wakes
+//! every connection that listens in the database. So with many of them, and while a claim of this client waits, the connection
+//! is an *ear*: it sleeps in the server, in `fencelock_hear`, and the client that grants it a lock ends its sleep.
 //!
-//! The name of the channel names the connection, and the lock of the server's own that it holds while it is an ear. So the
-//! client that releases sees for certain whether it is an ear: it cancels an ear after its commit, and notifies any other.
+//! The name of the channel contains the connection, and the number of the server's own lock that the connection holds while it
+//! is an ear. So the client that releases knows for certain whether it is an ear: it cancels an ear after its commit, and
+//! notifies any other.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -24,21 +25,22 @@ use crate::connection::{Hosts, Listener, Session, Values};
 
 /// The pause before the client tries to listen again.
 const LISTEN_AGAIN: Duration = Duration::from_millis(200);
-/// With so many listeners and ears in the database, waiters have ears; with fewer than that, they have none.
+/// From `MANY` listeners and ears in the database on, waiters use ears; below `FEW` they use none.
 const MANY: i64 = 32;
 const FEW: i64 = 24;
-/// How often a client with waiters counts them: first, and at the least.
+/// The first and the longest pause between two counts, for a client with waiters.
 const COUNTS: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
-/// How long one nap of an ear takes, in seconds, and how many are one request. A grant that it finds counts from when that was sent.
-/// With shorter naps, a hundred ears keep a server busy with looking.
-const NAP: f64 = 0.5;
-const NAPS: i32 = 1;
-/// An ear that was notified so often is none for a while: somebody cannot cancel it, and a notification waits for the end of a nap.
+/// How long an ear sleeps before it polls again, in seconds, and how often it sleeps in one request. A grant that it finds
+/// counts from when the request was sent. With a shorter interval, a hundred ears keep a server busy with polling.
+const POLL_INTERVAL: f64 = 0.5;
+const POLLS: i32 = 1;
+/// After this many notifications an ear only listens for a while: some client cannot cancel it, and a notification waits until
+/// the ear polls.
 const DEAF: u32 = 3;
 const PAUSE: Duration = Duration::from_secs(60);
-/// How long a grant is remembered that was told. By then it is renewed, or over.
+/// How long a grant that was reported is remembered. By then it is renewed, or over.
 const REMEMBERED: Duration = Duration::from_secs(4);
-/// How many channels of earlier connections are listened to: holds that were granted then have their names.
+/// How many channels of earlier connections are listened to: earlier grants still have their names.
 const CHANNELS: usize = 8;
 
 /// The connection that listens, or is an ear.
@@ -47,7 +49,7 @@ pub(super) struct Ear {
     /// The channels on which this client is notified, the present one last.
     channels: Mutex<Vec<Arc<str>>>,
     waiters: Mutex<HashSet<ClaimId>>,
-    /// There are new waiters.
+    /// Notified when there are new waiters.
     more: Notify,
     is_listening: Arc<AtomicBool>,
     /// How many grants came by a notification.
@@ -58,22 +60,22 @@ pub(super) struct Ear {
 
 struct Work {
     received: mpsc::UnboundedReceiver<Message>,
-    line: Option<Line>,
+    listening: Option<Listening>,
 }
 
-/// One connection.
-struct Line {
+/// One connection that listens.
+struct Listening {
     session: Session,
     signal: Arc<CloseSignal>,
     /// The lock that it holds while it is an ear.
     key: u64,
     is_ear: bool,
-    /// When the listeners of the database are counted again, and the pause after that.
+    /// When to count the listeners of the database again, and the pause after that.
     count_at: BootInstant,
     pause: Duration,
     /// `notified` as it was when this became an ear.
     notified: u32,
-    /// The first tokens of grants that were told.
+    /// The first tokens of the grants that were reported.
     told: VecDeque<(BootInstant, i64)>,
 }
 
@@ -82,7 +84,7 @@ impl Ear {
         let (sender, received) = mpsc::unbounded_channel();
         Self {
             hosts,
-            // Nobody is behind this one yet.
+            // A placeholder until there is a connection.
             channels: Mutex::new(vec![channel("0", fastrand::u64(..))]),
             waiters: Mutex::default(),
             more: Notify::new(),
@@ -91,7 +93,7 @@ impl Ear {
             sender,
             work: tokio::sync::Mutex::new(Work {
                 received,
-                line: None,
+                listening: None,
             }),
         }
     }
@@ -106,7 +108,7 @@ impl Ear {
         self.is_listening.load(Ordering::SeqCst)
     }
 
-    /// This claim waits.
+    /// Notes that a claim waits.
     pub(super) fn add(&self, claim: ClaimId) {
         if self.waiters.lock().insert(claim) {
             self.more.notify_one();
@@ -124,11 +126,17 @@ impl Ear {
     /// The next message. Connects first if there is no connection.
     pub(super) async fn receive(&self) -> Message {
         let mut work = self.work.lock().await;
-        let Work { received, line } = &mut *work;
+        let Work {
+            received,
+            listening,
+        } = &mut *work;
         loop {
-            let Some(open) = line.as_mut().filter(|line| !line.signal.is_closed()) else {
-                drop(line.take());
-                *line = Some(self.connect().await);
+            let Some(open) = listening
+                .as_mut()
+                .filter(|listening| !listening.signal.is_closed())
+            else {
+                drop(listening.take());
+                *listening = Some(self.connect().await);
                 self.is_listening.store(true, Ordering::SeqCst);
                 // Messages may have been missed before.
                 return Message::Missed;
@@ -152,17 +160,17 @@ impl Ear {
             if let Err(error) = done {
                 tracing::debug!(store = %self.hosts, %error, "listening anew");
                 self.is_listening.store(false, Ordering::SeqCst);
-                *line = None;
+                *listening = None;
             }
         }
     }
 
-    /// Connects, for as long as it takes.
-    async fn connect(&self) -> Line {
+    /// Connects, with as many attempts as that takes.
+    async fn connect(&self) -> Listening {
         loop {
             let limit = self.hosts.config.settings.connect_timeout;
             match tokio::time::timeout(limit, self.try_connect()).await {
-                Ok(Ok(line)) => return line,
+                Ok(Ok(listening)) => return listening,
                 Ok(Err(error)) => {
                     tracing::debug!(store = %self.hosts, %error, "not listening; waiters here poll");
                 }
@@ -172,14 +180,14 @@ impl Ear {
         }
     }
 
-    async fn try_connect(&self) -> Result<Line> {
+    async fn try_connect(&self) -> Result<Listening> {
         let (sender, notified) = (self.sender.clone(), Arc::clone(&self.notified));
         let listener: Listener = Arc::new(move |notification: Notification| {
             if let Some(message) = parse(notification.payload()) {
                 if matches!(message, Message::Granted(_) | Message::Missed) {
                     notified.fetch_add(1, Ordering::SeqCst);
                 }
-                // Nobody receives once the engine is gone.
+                // Sending fails once the engine is gone.
                 let _ = sender.send(message);
             }
         });
@@ -203,7 +211,7 @@ impl Ear {
         let listen: String = listen.collect();
         let listening = session.client.batch_execute(&listen).await;
         listening.map_err(|error| self.hosts.error("listen", error))?;
-        Ok(Line {
+        Ok(Listening {
             session,
             signal,
             key,
@@ -215,99 +223,99 @@ impl Ear {
         })
     }
 
-    /// Counts the listeners of the database, and becomes an ear, or stops to be one.
-    async fn count(&self, line: &mut Line) -> Result<()> {
-        let crowd = self.ask(line, CROWD, &[], Duration::ZERO).await?;
+    /// Counts the listeners of the database, and becomes an ear, or stops being one.
+    async fn count(&self, listening: &mut Listening) -> Result<()> {
+        let crowd = self.ask(listening, CROWD, &[], Duration::ZERO).await?;
         let crowd = crowd.and_then(|rows| Some(rows.first()?.get::<_, i64>(0)));
-        line.pause = (line.pause * 2).min(COUNTS.1);
-        line.count_at = Clock::Boot.now() + line.pause.mul_f32(0.5 + fastrand::f32());
+        listening.pause = (listening.pause * 2).min(COUNTS.1);
+        listening.count_at = Clock::Boot.now() + listening.pause.mul_f32(0.5 + fastrand::f32());
         match crowd {
-            Some(MANY..) if !line.is_ear => self.become_ear(line).await,
-            Some(..FEW) if line.is_ear => self.stop_hearing(line).await,
+            Some(MANY..) if !listening.is_ear => self.become_ear(listening).await,
+            Some(..FEW) if listening.is_ear => self.stop_hearing(listening).await,
             _ => Ok(()),
         }
     }
 
-    async fn become_ear(&self, line: &mut Line) -> Result<()> {
-        let key = line.key.cast_signed();
+    async fn become_ear(&self, listening: &mut Listening) -> Result<()> {
+        let key = listening.key.cast_signed();
         let became = self
-            .ask(line, BECOME_EAR, &[&key], Duration::from_secs(1))
+            .ask(listening, BECOME_EAR, &[&key], Duration::from_secs(1))
             .await?;
         let Some(became) = became else {
-            // It may hold the lock, or not.
-            line.is_ear = true;
-            return self.stop_hearing(line).await;
+            // The connection may hold the lock, or not.
+            listening.is_ear = true;
+            return self.stop_hearing(listening).await;
         };
-        line.is_ear = became.first().is_some_and(|row| row.get(0));
-        line.notified = self.notified.load(Ordering::SeqCst);
-        if !line.is_ear {
-            line.count_at = Clock::Boot.now() + PAUSE;
+        listening.is_ear = became.first().is_some_and(|row| row.get(0));
+        listening.notified = self.notified.load(Ordering::SeqCst);
+        if !listening.is_ear {
+            listening.count_at = Clock::Boot.now() + PAUSE;
         }
         Ok(())
     }
 
-    async fn stop_hearing(&self, line: &mut Line) -> Result<()> {
-        let key = line.key.cast_signed();
-        // A late cancellation may hit this, too.
-        while line.is_ear {
-            let freed = self.ask(line, NO_EAR, &[&key], Duration::ZERO).await?;
-            line.is_ear = freed.is_none();
+    async fn stop_hearing(&self, listening: &mut Listening) -> Result<()> {
+        let key = listening.key.cast_signed();
+        // A late cancellation may hit this request, too.
+        while listening.is_ear {
+            let freed = self.ask(listening, NO_EAR, &[&key], Duration::ZERO).await?;
+            listening.is_ear = freed.is_none();
         }
-        // What was granted to the ear before. From now on this client is notified.
-        while !self.look(line, 0).await? {}
+        // Reads what was granted to the ear before. From now on this client is notified.
+        while !self.look(listening, 0).await? {}
         Ok(())
     }
 
-    /// Sleeps in the server until there is news, and tells it.
-    async fn hear(&self, line: &mut Line) -> Result<()> {
-        self.look(line, NAPS).await?;
+    /// Sleeps in the server until there is news, and reports it.
+    async fn hear(&self, listening: &mut Listening) -> Result<()> {
+        self.look(listening, POLLS).await?;
         let notified = self.notified.load(Ordering::SeqCst);
-        if notified.wrapping_sub(line.notified) < DEAF {
+        if notified.wrapping_sub(listening.notified) < DEAF {
             return Ok(());
         }
         tracing::debug!(store = %self.hosts, "somebody cannot cancel this client's ear; it listens instead");
-        self.stop_hearing(line).await?;
-        line.count_at = Clock::Boot.now() + PAUSE;
+        self.stop_hearing(listening).await?;
+        listening.count_at = Clock::Boot.now() + PAUSE;
         Ok(())
     }
 
-    /// Returns whether it was answered, and not cancelled.
-    async fn look(&self, line: &mut Line, naps: i32) -> Result<bool> {
+    /// Reads the grants to this client and reports them. `false` if the request was cancelled.
+    async fn look(&self, listening: &mut Listening, polls: i32) -> Result<bool> {
         let asked_at = Clock::Boot.now();
         let is_old = |told: &(BootInstant, i64)| asked_at.since(told.0) > REMEMBERED;
-        while line.told.front().is_some_and(is_old) {
-            line.told.pop_front();
+        while listening.told.front().is_some_and(is_old) {
+            listening.told.pop_front();
         }
-        let known: Vec<i64> = line.told.iter().map(|told| told.1).collect();
+        let known: Vec<i64> = listening.told.iter().map(|told| told.1).collect();
         let channels = self.channels.lock().clone();
         let channels: Vec<&str> = channels.iter().map(|name| &**name).collect();
-        let values: Values<'_> = &[&channels, &known, &NAP, &naps];
-        let most = Duration::from_secs_f64(NAP).saturating_mul(naps.unsigned_abs());
-        let rows = self.ask(line, HEAR, values, most).await?;
+        let values: Values<'_> = &[&channels, &known, &POLL_INTERVAL, &polls];
+        let most = Duration::from_secs_f64(POLL_INTERVAL).saturating_mul(polls.unsigned_abs());
+        let rows = self.ask(listening, HEAR, values, most).await?;
         let Some(rows) = rows else {
             return Ok(false);
         };
         let text = rows.first().and_then(|row| row.get::<_, Option<String>>(0));
         for pushed in news(text.as_deref().unwrap_or_default(), asked_at) {
             let first = i64::try_from(pushed.tokens.first.get()).unwrap_or(i64::MAX);
-            line.told.push_back((asked_at, first));
-            // Until it waits again.
+            listening.told.push_back((asked_at, first));
+            // The claim no longer waits.
             self.remove(pushed.claim);
             let _ = self.sender.send(Message::Granted(pushed));
         }
         Ok(true)
     }
 
-    /// Asks the server. `None` if it was cancelled, which may be meant for the request before.
+    /// Asks the server. `None` if the request was cancelled; the cancellation may have been meant for the one before.
     async fn ask(
         &self,
-        line: &mut Line,
+        listening: &mut Listening,
         sql: &'static str,
         values: Values<'_>,
         most: Duration,
     ) -> Result<Option<Vec<tokio_postgres::Row>>> {
         let limit = most + self.hosts.config.settings.response_timeout;
-        let asked = tokio::time::timeout(limit, line.session.try_query(sql, values)).await;
+        let asked = tokio::time::timeout(limit, listening.session.try_query(sql, values)).await;
         match asked {
             Ok(Ok(rows)) => Ok(Some(rows)),
             Ok(Err(error)) if error.code() == Some(&SqlState::QUERY_CANCELED) => Ok(None),
@@ -320,7 +328,7 @@ impl Ear {
     }
 }
 
-/// The channel of the connection in this process of the server; see `schema.sql`.
+/// The channel of the connection with this server process; see `schema.sql`.
 fn channel(pid: &str, key: u64) -> Arc<str> {
     format!("fencelock_ear_{pid}_{key:016x}").into()
 }

@@ -34,7 +34,7 @@ pub(super) fn parse(text: &str) -> Option<Message> {
     }
 }
 
-/// The grants that an ear found, which asked at that time.
+/// The grants that an ear found with a request sent at `asked_at`.
 pub(super) fn news(text: &str, asked_at: BootInstant) -> Vec<PushedGrant> {
     let grant = |line: &str| {
         let mut parts = line.split(' ');

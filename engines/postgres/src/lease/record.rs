@@ -12,7 +12,7 @@ const INSERT: &str =
 const UPDATE: &str = "UPDATE fencelock_record SET version = version + 1, text = $2 WHERE scope = $1 AND version = $3";
 
 impl Leases {
-    /// Where the table is missing, the first change has it created.
+    /// If the table is missing, the first change creates it.
     pub(super) async fn record_of(
         &self,
         session: &mut Session,

@@ -4,13 +4,13 @@ pub(super) const TAKE: &str = "SELECT fencelock_take($1, $2, $3, $4, $5, $6, $7,
 pub(super) const QUEUE: &str = "\
     SELECT version_, ahead_, left_, drawn_ FROM fencelock_queue($1, $2, $3, $4, $5, $6, $7, $8, $9)";
 pub(super) const RELEASE: &str = "CALL fencelock_hand_off($1, $2, $3, NULL)";
-/// With the bells of ears among those that are notified.
+/// Returns the channels of the ears among those that must be notified, too.
 pub(super) const WRITE: &str = "\
     SELECT fencelock_change($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18), \
     ARRAY(SELECT bell FROM (SELECT unnest($18::text[]) UNION ALL SELECT bell FROM fencelock_holders \
         WHERE name = $1 AND first = $6 AND $5 IN ('release', 'ask')) AS told (bell) WHERE fencelock_hears(bell))";
-pub(super) const RING: &str = "SELECT fencelock_ring($1)";
-/// How many listen in this database, or are ears; 0 where NOTIFY wakes only those who listen on its channel.
+pub(super) const WAKE: &str = "SELECT fencelock_ring($1)";
+/// How many connections listen in this database, or are ears. 0 where NOTIFY wakes only those that listen on its channel.
 pub(super) const CROWD: &str = "\
     SELECT CASE WHEN current_setting('server_version_num')::integer >= 190000 THEN 0 ELSE \
     (SELECT count(*) /* fencelock_hear */ FROM pg_stat_activity WHERE datname = current_database() \
@@ -18,7 +18,7 @@ pub(super) const CROWD: &str = "\
 pub(super) const BECOME_EAR: &str = "SELECT fencelock_become_ear($1)";
 pub(super) const NO_EAR: &str = "SELECT pg_advisory_unlock($1) /* fencelock_hear */";
 pub(super) const HEAR: &str = "CALL fencelock_hear($1, $2, $3, $4, NULL)";
-/// The gate with the time, the holders and the queue. One statement, so all of one moment.
+/// The gate with the time, the holders and the queue. It is one statement, so that all rows are of the same moment.
 pub(super) const READ: &str = "\
     SELECT 0 AS kind, version AS number, fencelock_now() AS expiry, '' AS mode, ''::bytea AS claim, 0 AS count, \
     false AS abandoned, '' AS bell, (SELECT last_value FROM fencelock_tokens) AS drawn FROM fencelock_locks \

@@ -9,7 +9,7 @@ use fencelock_sql::lease::{Holder, mode_text};
 use fencelock_sql::server::{Change, DbInstant, Failure, HANDOFF_WINDOW, Write, Written};
 
 use super::connection::Leases;
-use super::statements::{RING, WRITE};
+use super::statements::{WAKE, WRITE};
 use super::stored::{count, id, length, tokens, version};
 use crate::connection::{Session, Values};
 
@@ -58,8 +58,8 @@ impl Leases {
         let written = rows.first().map_or(-1, |row| row.get::<_, i64>(0));
         let told: Vec<&str> = rows.first().map_or_else(Vec::new, |row| row.get(1));
         if written >= 0 && !told.is_empty() {
-            // What is lost with the connection, they find after their naps.
-            let _ = self.query(session, "wake waiters", RING, &[&told]).await;
+            // If the connection fails here, the ears find the grants when they poll.
+            let _ = self.query(session, "wake waiters", WAKE, &[&told]).await;
         }
         Ok(match (written, claim) {
             (-1, _) => Written::Stale,

@@ -30,7 +30,7 @@ fn holder(claim: usize, mode: Mode) -> String {
     )
 }
 
-/// A live waiter with this claim, at this place.
+/// A live waiter with this claim, with this ticket.
 fn waiter(claim: usize, mode: Mode) -> String {
     let mode = mode_text(mode);
     format!(
@@ -93,7 +93,7 @@ async fn a_releaser_grants_to_several_waiters_by_the_rule_of_admission() {
     }
 }
 
-/// The fast path into the queue is for claims that the rule refuses; it need not find all of them.
+/// The fast path into the queue is only for claims that the rule refuses. It need not recognize all of them.
 #[tokio::test(flavor = "multi_thread")]
 async fn only_a_claim_that_has_to_wait_is_queued_at_once() {
     let server = Postgres::start().unwrap();

@@ -5,7 +5,7 @@ use super::*;
 /// A clock that is an hour ahead changes nothing. If it is set forward during a hold, the lease expires for the database; the
 /// next holder has a higher token.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_databases_clock_is_another() {
+async fn a_wrong_clock_of_the_database_changes_nothing() {
     let clock = ClockShim::new().unwrap();
     let hour = Duration::from_secs(3600);
     clock.forward(hour).unwrap();
@@ -29,9 +29,9 @@ async fn the_databases_clock_is_another() {
     assert!(again.token() > last);
 }
 
-/// Nobody renews, and nobody releases.
+/// The leases end by themselves: they are neither renewed nor released.
 #[tokio::test(flavor = "multi_thread")]
-async fn leases_end_in_time_whatever_the_database_shows() {
+async fn leases_end_in_time_whatever_the_databases_clock_shows() {
     for forward in [true, false] {
         let clock = ClockShim::new().unwrap();
         let hour = Duration::from_secs(3600);
@@ -48,7 +48,7 @@ async fn leases_end_in_time_whatever_the_database_shows() {
 
 /// Connection-bound locks do not depend on a clock.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_databases_clock_moves_no_lock_of_a_connection() {
+async fn the_databases_clock_does_not_end_connection_bound_locks() {
     let clock = ClockShim::new().unwrap();
     let hour = Duration::from_secs(3600);
     let server = Postgres::builder().clock(&clock).start().unwrap();

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Two renewals in one statement, and a client that has one row and wants the other.
+/// Two renewals in one statement, and a client that has locked one row and wants the other.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deadlock_is_tried_again() {
     let server = Postgres::start().unwrap();
@@ -46,7 +46,7 @@ async fn a_deadlock_is_tried_again() {
     .await;
 }
 
-/// A claim has just taken its lock, and draws a token from a client that wants the lock.
+/// A claim has just taken its lock, and draws a token that another client, which wants the lock, has locked.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deadlock_over_a_token_is_tried_again() {
     let lock = "SELECT pg_advisory_xact_lock(hashtextextended('a', 7378697629483820646))";
@@ -63,7 +63,8 @@ async fn a_deadlock_over_a_token_is_tried_again() {
         if waits {
             holder.batch_execute(lock).await.unwrap();
         }
-        // After a second ours detects the deadlock, and is rolled back; more than once if it is faster again.
+        // After a second fencelock's transaction detects the deadlock, and is rolled back. That may happen again if it is
+        // faster again.
         let patient = "SET deadlock_timeout = '60s'; BEGIN";
         other.batch_execute(patient).await.unwrap();
         let tokens = "ALTER SEQUENCE fencelock_tokens CACHE 1";
@@ -108,7 +109,7 @@ async fn a_deadlock_over_a_token_is_tried_again() {
             assert!(matches!(busy, Err(Error::Held { .. })), "{busy:?}");
             other.batch_execute("ROLLBACK").await.unwrap();
         }
-        // Taken once, and released.
+        // The lock is taken once, and released.
         holder.batch_execute("BEGIN").await.unwrap();
         timeout(LIMIT, holder.batch_execute(lock))
             .await
@@ -144,7 +145,7 @@ async fn a_serialization_failure_is_tried_again() {
         let admin = raw(&server, "admin").await;
         admin.batch_execute(HICCUP).await.unwrap();
         for table in tables {
-            // A clean-up deletes unused rows, at times of its own.
+            // The clean-up deletes unused rows at unpredictable times.
             let on = if strategy == "lease" {
                 "INSERT OR UPDATE OR DELETE"
             } else {
@@ -189,7 +190,7 @@ async fn a_serialization_failure_is_tried_again() {
 
 /// The default isolation level of the server does not matter.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_database_that_serializes_is_no_different() {
+async fn a_serializable_database_behaves_the_same() {
     let server = Postgres::builder()
         .config("default_transaction_isolation", "serializable")
         .start()
@@ -203,7 +204,7 @@ async fn a_database_that_serializes_is_no_different() {
                     let client = open(&url).await.unwrap();
                     for _ in 0..25 {
                         for name in ["a", "b"] {
-                            // Asked once: what the server undoes must not come this far.
+                            // One attempt: a rolled back transaction must not become an error here.
                             match client.try_lock(name).await {
                                 Ok(guard) => drop(guard.release().await.unwrap()),
                                 Err(error) => {

@@ -15,10 +15,10 @@ async fn a_killed_server_comes_back_under_load() {
     }
 }
 
-/// When one of its processes is killed, the server goes on at once, without what had not reached the disk, such as the values
+/// When one of its processes is killed, the server continues at once, without what had not reached the disk, such as the values
 /// of a sequence.
 #[tokio::test(flavor = "multi_thread")]
-async fn tokens_go_on_above_when_one_process_of_the_server_is_killed() {
+async fn tokens_increase_after_one_process_of_the_server_is_killed() {
     for strategy in ["lease", "advisory"] {
         let server = Postgres::builder()
             .config("wal_writer_delay", "10s")
@@ -43,7 +43,7 @@ async fn tokens_go_on_above_when_one_process_of_the_server_is_killed() {
                 victim.is_closed()
             })
             .await;
-            // A client of another process, which has not seen those tokens.
+            // A client that has not seen those tokens.
             let mut next = None;
             until("it is back", async || {
                 next = open(&url).await.ok();

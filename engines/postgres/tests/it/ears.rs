@@ -12,18 +12,18 @@ use tokio_postgres::AsyncMessage;
 use super::*;
 use crate::shared::{hand_over, inspect, soon, take};
 
-/// A nap that no test outlasts: who returns from it was woken.
-const LONG_NAP: f64 = 600.0;
+/// An interval that no test outlasts: an ear that returns earlier was woken.
+const LONG_INTERVAL: f64 = 600.0;
 const KEY: i64 = 0x0123_4567_89ab_cdef;
-/// The waiters whose own ears are asleep. (The ear of a claim that holds by now may sleep on for the rest of its nap.)
+/// The waiters whose own ears are asleep. (The ear of a claim that holds already may sleep on for the rest of the interval.)
 const ASLEEP: &str = "SELECT count(*) FROM fencelock_waiters JOIN pg_stat_activity ON pid::text = split_part(bell, '_', 3) \
                       WHERE query LIKE 'CALL fencelock_hear%' AND wait_event = 'PgSleep'";
 /// The clients that are ears, asleep or not.
 const EARS: &str = "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE locktype = 'advisory' \
                     AND application_name = 'fencelock'";
 
-/// A connection of its own, and what it is notified of.
-async fn line(
+/// A separate connection, and the notifications that it receives.
+async fn listener(
     server: &Postgres,
     user: &str,
 ) -> (tokio_postgres::Client, UnboundedReceiver<String>) {
@@ -43,7 +43,7 @@ async fn line(
     (client, received)
 }
 
-/// As many listeners as make waiters have ears.
+/// Enough listeners that waiters use ears.
 async fn crowd(server: &Postgres) -> Vec<tokio_postgres::Client> {
     let mut crowd = Vec::new();
     for number in 0..32 {
@@ -64,14 +64,14 @@ async fn pid(of: &tokio_postgres::Client) -> i32 {
     pid.get(0)
 }
 
-fn bell(pid: i32) -> String {
+fn channel(pid: i32) -> String {
     format!("fencelock_ear_{pid}_{KEY:016x}")
 }
 
 /// Makes a connection an ear.
 async fn make_ear(ear: &tokio_postgres::Client) -> String {
-    let bell = bell(pid(ear).await);
-    let listen = format!("LISTEN {bell}");
+    let channel = channel(pid(ear).await);
+    let listen = format!("LISTEN {channel}");
     ear.batch_execute(&listen).await.unwrap();
     let became = "SELECT fencelock_become_ear($1)";
     assert!(
@@ -80,26 +80,31 @@ async fn make_ear(ear: &tokio_postgres::Client) -> String {
             .unwrap()
             .get::<_, bool>(0)
     );
-    bell
+    channel
 }
 
-/// Puts a claim with this bell in the queue of `a`.
-async fn queue(admin: &tokio_postgres::Client, bell: &str) {
+/// Puts a claim with this channel in the queue of `a`.
+async fn queue(admin: &tokio_postgres::Client, channel: &str) {
     let queue = format!(
-        "SELECT (fencelock_queue('a', '\\x{:032x}', 'x', 1, 2000000, 60000000, 'ear', NULL, '{bell}')).ahead_",
+        "SELECT (fencelock_queue('a', '\\x{:032x}', 'x', 1, 2000000, 60000000, 'ear', NULL, '{channel}')).ahead_",
         1
     );
     assert_eq!(number(admin, &queue).await, 0);
 }
 
-async fn hear(ear: &tokio_postgres::Client, bell: &str, nap: f64, naps: i32) -> Option<String> {
+async fn hear(
+    ear: &tokio_postgres::Client,
+    channel: &str,
+    interval: f64,
+    polls: i32,
+) -> Option<String> {
     let hear = "CALL fencelock_hear($1, '{}', $2, $3, NULL)";
-    let bells = vec![bell];
-    let heard = ear.query_one(hear, &[&bells, &nap, &naps]).await;
+    let channels = vec![channel];
+    let heard = ear.query_one(hear, &[&channels, &interval, &polls]).await;
     heard.unwrap().get(0)
 }
 
-/// Waits for a lock, until its client's ear is asleep.
+/// Waits for a lock. Returns when the client's ear is asleep.
 async fn wait_asleep(
     admin: &tokio_postgres::Client,
     client: &Client,
@@ -112,42 +117,45 @@ async fn wait_asleep(
     waiting
 }
 
-/// The sleep of an ear is long here: nothing but the cancellation ends it.
+/// The ear sleeps for long here: only a cancellation ends its sleep.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_release_wakes_an_ear() {
     let server = Postgres::start().unwrap();
     let client = open(&server.url()).await.unwrap();
-    let (admin, (ear, mut told)) = (raw(&server, "admin").await, line(&server, "lock").await);
+    let (admin, (ear, mut told)) = (raw(&server, "admin").await, listener(&server, "lock").await);
     let held = take(&client, "a").await;
-    let bell = make_ear(&ear).await;
-    queue(&admin, &bell).await;
+    let channel = make_ear(&ear).await;
+    queue(&admin, &channel).await;
     let asleep = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'";
-    let (heard, _) = tokio::join!(soon("the ear", hear(&ear, &bell, LONG_NAP, 1)), async {
-        until("it sleeps", async || number(&admin, asleep).await == 1).await;
-        held.release().await.unwrap();
-    });
+    let (heard, _) = tokio::join!(
+        soon("the ear", hear(&ear, &channel, LONG_INTERVAL, 1)),
+        async {
+            until("it sleeps", async || number(&admin, asleep).await == 1).await;
+            held.release().await.unwrap();
+        }
+    );
     let heard = heard.expect("a grant");
     assert!(heard.starts_with(&format!("{:032x} ", 1)), "{heard}");
-    // Nobody was notified, which would wake all who listen.
+    // There was no notification, which would wake all listeners.
     ear.batch_execute("SELECT 1").await.unwrap();
     assert!(told.try_recv().is_err());
 }
 
-/// A cancellation that comes while the ear is not asleep is lost. The ear looks before it sleeps.
+/// A cancellation that comes while the ear is not asleep is lost. The ear polls before it sleeps.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lost_cancellation_is_made_up_for() {
+async fn a_lost_cancellation_loses_no_grant() {
     let server = Postgres::start().unwrap();
     let client = open(&server.url()).await.unwrap();
-    let (admin, (ear, _told)) = (raw(&server, "admin").await, line(&server, "lock").await);
+    let (admin, (ear, _told)) = (raw(&server, "admin").await, listener(&server, "lock").await);
     let held = take(&client, "a").await;
-    let bell = make_ear(&ear).await;
-    queue(&admin, &bell).await;
+    let channel = make_ear(&ear).await;
+    queue(&admin, &channel).await;
     held.release().await.unwrap();
-    let heard = soon("the ear", hear(&ear, &bell, LONG_NAP, 1)).await;
+    let heard = soon("the ear", hear(&ear, &channel, LONG_INTERVAL, 1)).await;
     assert!(heard.is_some());
 }
 
-/// A releaser wakes an ear after its commit: the ear sees at once what it is woken for, and sleeps no second nap before that.
+/// A releaser wakes an ear after its commit: the ear sees the grant at once, and does not sleep a second time before.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_ear_is_woken_after_the_commit() {
     // The commit of a change of holders waits for a lock that the test holds.
@@ -158,12 +166,12 @@ async fn an_ear_is_woken_after_the_commit() {
         DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION hold_up()";
     let server = Postgres::start().unwrap();
     let client = open(&server.url()).await.unwrap();
-    let (admin, (ear, mut told)) = (raw(&server, "admin").await, line(&server, "lock").await);
+    let (admin, (ear, mut told)) = (raw(&server, "admin").await, listener(&server, "lock").await);
     admin.batch_execute(HOLD_UP).await.unwrap();
-    let bell = make_ear(&ear).await;
+    let channel = make_ear(&ear).await;
     for by_eviction in [true, false] {
         let held = take(&client, "a").await;
-        queue(&admin, &bell).await;
+        queue(&admin, &channel).await;
         let changing = async {
             until("it sleeps", async || number(&admin, ASLEEP).await == 1).await;
             let lock = admin.batch_execute("SELECT pg_advisory_lock(1)");
@@ -184,8 +192,8 @@ async fn an_ear_is_woken_after_the_commit() {
             changed.await.unwrap();
         };
         let hearing = async {
-            let heard = soon("the ear", hear(&ear, &bell, LONG_NAP, 1)).await;
-            // By the answer to this, it was notified of all that was committed when it woke.
+            let heard = soon("the ear", hear(&ear, &channel, LONG_INTERVAL, 1)).await;
+            // With the answer to this request come the notifications of all that was committed when it woke.
             ear.batch_execute("SELECT 1").await.unwrap();
             (heard, told.try_recv().ok())
         };
@@ -199,7 +207,7 @@ async fn an_ear_is_woken_after_the_commit() {
     }
 }
 
-/// Cancellations at any moment, for nothing, and one after the other: every waiter has its turn at once.
+/// Needless cancellations at any moment, one after the other: every waiter still gets its turn at once.
 #[tokio::test(flavor = "multi_thread")]
 async fn needless_cancellations_harm_nobody() {
     const TURNS: usize = 60;
@@ -241,7 +249,7 @@ async fn needless_cancellations_harm_nobody() {
     shots.abort();
 }
 
-/// With few listeners clients are notified; with many they have ears; and then they are notified again.
+/// With few listeners clients are notified; with many they have ears; and with few again they are notified.
 #[tokio::test(flavor = "multi_thread")]
 async fn ears_come_and_go_with_the_crowd() {
     let server = Postgres::start().unwrap();
@@ -260,12 +268,12 @@ async fn ears_come_and_go_with_the_crowd() {
     assert_eq!(number(&admin, EARS).await, 0);
     let crowd = crowd(&server).await;
     let waiting = wait_asleep(&admin, &one).await;
-    // Another kind of news than a grant by the releaser: this one is told that it is its turn.
+    // Another message than a grant by the releaser: this waiter is told that it is its turn.
     let begun = Instant::now();
     assert!(one.evict("a", held.token(), Evict::Release).await.unwrap());
     let held = soon("the waiter", waiting).await.unwrap().unwrap();
     assert!(begun.elapsed() < Duration::from_secs(2));
-    // What an ear was granted is a hold like any other.
+    // A hold that was granted to an ear is like any other.
     let waiting = wait_asleep(&admin, &two).await;
     let (_, held) = hand_over(held, waiting).await;
     soon("a renewal", held.prolonged()).await;
@@ -284,9 +292,9 @@ async fn ears_come_and_go_with_the_crowd() {
     held.release().await.unwrap();
 }
 
-/// The connection of an ear is ended while a lock is handed over to it: the next one hears.
+/// The connection of an ear is ended while a lock is handed over to it: the next connection gets the grant.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_ear_that_connects_again_hears() {
+async fn an_ear_that_connects_again_gets_its_grant() {
     let server = Postgres::start().unwrap();
     let admin = raw(&server, "admin").await;
     let _crowd = crowd(&server).await;
@@ -315,31 +323,31 @@ async fn an_ear_that_connects_again_hears() {
     held.release().await.unwrap();
 }
 
-/// A number of a process that is used again is not taken for the ear that had it.
+/// If a process number is used again, the new process is not mistaken for the ear.
 #[tokio::test(flavor = "multi_thread")]
 async fn another_process_with_the_number_of_an_ear_is_not_cancelled() {
     let server = Postgres::start().unwrap();
     let client = open(&server.url()).await.unwrap();
     let (admin, bystander) = (raw(&server, "admin").await, raw(&server, "bystander").await);
-    let (listener, mut told) = line(&server, "lock").await;
+    let (listener, mut told) = listener(&server, "lock").await;
     let held = take(&client, "a").await;
-    let bell = bell(pid(&bystander).await);
-    let listen = format!("LISTEN {bell}");
+    let channel = channel(pid(&bystander).await);
+    let listen = format!("LISTEN {channel}");
     listener.batch_execute(&listen).await.unwrap();
-    queue(&admin, &bell).await;
+    queue(&admin, &channel).await;
     let sleep = bystander.query_one("SELECT pg_sleep(3)", &[]);
     let (slept, ()) = tokio::join!(sleep, async {
         held.release().await.unwrap();
     });
     slept.unwrap();
-    // Who listens there is notified instead.
+    // The connection that listens on the channel is notified instead.
     let news = soon("a notification", told.recv()).await.unwrap();
     assert!(news.starts_with("held "), "{news}");
 }
 
-/// A client that is gone without a word, with its ear, delays the queue for one claim window.
+/// A client that vanished with its ear delays the queue for one claim window.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_ear_of_a_vanished_client_blocks_nobody() {
+async fn the_ear_of_a_vanished_client_delays_the_queue_for_one_window() {
     let server = Postgres::start().unwrap();
     let admin = raw(&server, "admin").await;
     let _crowd = crowd(&server).await;
@@ -367,7 +375,10 @@ async fn the_ear_of_a_vanished_client_blocks_nobody() {
 #[tokio::test(flavor = "multi_thread")]
 async fn without_the_right_to_cancel_clients_listen() {
     let server = Postgres::start().unwrap();
-    let (admin, (root, _)) = (raw(&server, "admin").await, line(&server, "postgres").await);
+    let (admin, (root, _)) = (
+        raw(&server, "admin").await,
+        listener(&server, "postgres").await,
+    );
     let said = inspect(&server.url()).await.unwrap().diagnose().await;
     assert!(!format!("{said:?}").contains("pg_cancel_backend"));
     root.batch_execute("REVOKE EXECUTE ON FUNCTION pg_cancel_backend(integer) FROM PUBLIC")
@@ -400,20 +411,20 @@ async fn without_the_right_to_cancel_clients_listen() {
     );
 }
 
-/// A releaser that may not cancel the ear of another user, and one of an earlier version, which cancels nobody: the ear finds the
-/// grant after its nap, and then its client listens instead.
+/// A releaser that may not cancel the ear of another user, and a releaser of an earlier version, which cancels no ear: the ear
+/// finds the grant when it polls, and then its client listens instead.
 #[tokio::test(flavor = "multi_thread")]
-async fn clients_that_cannot_ring_share_the_tables() {
+async fn clients_that_cannot_wake_ears_share_the_tables() {
     let server = Postgres::start().unwrap();
     let admin = raw(&server, "admin").await;
     let _crowd = crowd(&server).await;
     let client = open(&server.url()).await.unwrap();
-    let (root, mut told) = line(&server, "postgres").await;
-    // An ear of a superuser, whom nobody else may cancel.
+    let (root, mut told) = listener(&server, "postgres").await;
+    // An ear of a superuser, which no other user may cancel.
     let held = take(&client, "a").await;
-    let bell = make_ear(&root).await;
-    queue(&admin, &bell).await;
-    let (heard, _) = tokio::join!(hear(&root, &bell, 0.1, 100), held.release());
+    let channel = make_ear(&root).await;
+    queue(&admin, &channel).await;
+    let (heard, _) = tokio::join!(hear(&root, &channel, 0.1, 100), held.release());
     assert!(heard.is_some());
     assert_eq!(soon("a notification", told.recv()).await.unwrap(), "missed");
     let over = format!(
@@ -446,10 +457,10 @@ async fn clients_that_cannot_ring_share_the_tables() {
         assert!(begun.elapsed() < Duration::from_millis(1900), "{turn}");
         next.release().await.unwrap();
     }
-    // Three times were enough: it listens.
+    // Three notifications were enough: the client listens.
     assert_eq!(number(&admin, EARS).await, 0);
-    // A new client releases, and an old one that listens is told.
-    let (old, mut told) = line(&server, "lock").await;
+    // A new client releases, and an old client that listens is notified.
+    let (old, mut told) = listener(&server, "lock").await;
     let channel = format!("fencelock_{:032x}", 7);
     old.batch_execute(&format!("LISTEN {channel}"))
         .await

@@ -1,4 +1,4 @@
-//! PostgreSQL: what the shared cases do not cover. Each test has a server of its own.
+//! PostgreSQL: tests that the shared cases do not cover. Each test has a server of its own.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

@@ -1,4 +1,4 @@
-//! Typed options and own configurations of the driver: they lock what a URL locks, and what they say is used.
+//! Typed options and configurations of the driver: their locks are those of the URL, and every option takes effect.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ fn named(server: &Postgres, name: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn options_lock_what_the_url_locks() {
+async fn options_and_url_lock_the_same() {
     let server = server();
     let host = format!("127.0.0.1:{}", server.port());
     let options = Options::new([host]).user("lock").password(PASSWORD);
@@ -50,7 +50,7 @@ async fn options_lock_what_the_url_locks() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn own_configurations_bring_credentials_and_settings() {
+async fn credentials_and_settings_of_the_driver_are_used() {
     let server = server();
     let mut config = own(&server);
     config.application_name("bookkeeping");

@@ -1,4 +1,4 @@
-//! An own TLS connector: one of a kind that the engine does not know.
+//! A TLS connector of the program, of a kind that the engine does not know.
 
 use std::io;
 use std::pin::Pin;
@@ -93,7 +93,7 @@ fn trusting(ca: &str) -> Own {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_own_connector_encrypts() {
+async fn a_connector_of_the_program_encrypts() {
     let rule = "hostssl all all 127.0.0.1/32 trust";
     let server = Postgres::builder().tls().rule(rule).start().unwrap();
     let stranger = Postgres::builder().tls().start().unwrap();

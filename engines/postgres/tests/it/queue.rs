@@ -15,7 +15,7 @@ fn connections(server: &Postgres, which: &str) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn free_names_go_on_and_nobody_is_listed_as_a_waiter() {
+async fn free_names_are_taken_and_no_waiter_is_listed() {
     let server = Postgres::start().unwrap();
     let client = open(&format!("{}&max-connections=4", url(&server))).await;
     let client = client.unwrap();
@@ -26,12 +26,12 @@ async fn free_names_go_on_and_nobody_is_listed_as_a_waiter() {
                 EXECUTE FUNCTION note()";
     server.psql("lock", note).unwrap();
     let listed = || server.psql("lock", "SELECT count(*) FROM listed").unwrap();
-    queue::free_names_go_on(&client).await;
+    queue::free_names_are_taken(&client).await;
     assert_eq!(listed(), "0");
     let connections = connections(&server, "true");
-    // Beside the control connection.
+    // Besides the control connection.
     assert!(connections <= 4 + 1, "{connections}");
-    // A real waiter is noted.
+    // A claim that really waits in the server is listed.
     let other = open(&url(&server)).await.unwrap();
     let held = take(&other, "held").await;
     let waits = tokio::spawn(client.lock("held").into_future());
@@ -48,9 +48,9 @@ async fn a_claim_is_listed_once_it_waits_in_the_server() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn connections_go_round_in_order() {
+async fn connections_are_shared_in_order() {
     let server = Postgres::start().unwrap();
-    queue::connections_go_round_in_order(&url(&server)).await;
+    queue::connections_are_shared_in_order(&url(&server)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

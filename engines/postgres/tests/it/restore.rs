@@ -1,11 +1,11 @@
-//! A dump that is restored into the running server, an older schema, and other things that come from before.
+//! A dump that is restored into the running server, an older schema, and other leftovers of earlier times.
 
 use std::process::Command;
 
 use fencelock_core::engine::Evict;
 
 use super::shared::late;
-use super::shared::restore::{above, run, tokens_go_on_above};
+use super::shared::restore::{above, run, tokens_increase_after_a_restore};
 use super::*;
 
 fn run_client(program: &str, server: &Postgres, args: &[&str], input: &[u8]) -> Vec<u8> {
@@ -18,7 +18,7 @@ fn run_client(program: &str, server: &Postgres, args: &[&str], input: &[u8]) -> 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tokens_go_on_above_when_a_dump_is_restored() {
+async fn tokens_increase_after_a_dump_is_restored() {
     let dumps: [(&[&str], &str, &[&str]); 2] = [
         (
             &["--clean", "--if-exists"],
@@ -41,14 +41,14 @@ async fn tokens_go_on_above_when_a_dump_is_restored() {
             above(&two, &mut last, strategy).await;
             let dumped = run_client("pg_dump", &server, dump, b"");
             let restore = || drop(run_client(restorer, &server, restore, &dumped));
-            tokens_go_on_above(&url, (&one, &two), &mut last, restore).await;
+            tokens_increase_after_a_restore(&url, (&one, &two), &mut last, restore).await;
         }
     }
 }
 
 /// The first client of this version replaces the functions of an older one.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_older_schema_is_stepped_up() {
+async fn an_older_schema_is_upgraded() {
     let server = Postgres::start().unwrap();
     drop(open(&server.url()).await.unwrap());
     let older = "DROP FUNCTION fencelock_revision; \
@@ -80,10 +80,11 @@ async fn an_older_schema_is_stepped_up() {
     assert!(text.contains("fencelock schema postgres"), "{text}");
 }
 
-/// The server's queue of notifications is full. Nobody is notified, and the lock is free nonetheless. The queue has 8 GB and cannot
-/// be made smaller before PostgreSQL 17, so the test shadows the server's two functions with others that act as if it were full.
+/// The server's queue of notifications is full. No client is notified, and the lock becomes free nevertheless. The queue has 8
+/// GB and cannot be made smaller before PostgreSQL 17, so the test shadows the server's two functions with others that act as
+/// if it were full.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_full_queue_of_notifications_keeps_no_lock() {
+async fn a_full_queue_of_notifications_does_not_keep_a_lock_held() {
     let server = Postgres::start().unwrap();
     drop(open(&server.url()).await.unwrap());
     let full = "\

@@ -17,7 +17,7 @@ async fn another_name_is_never_blocked() {
             one.look("b").await.unwrap().waiters.len() == 1
         })
         .await;
-        // Names before it, after it and next to it in the index; none exists yet.
+        // Names before, after and next to it in the index. None of them exists yet.
         for name in ["a", "c", "b2", "", "b"].map(|name| format!("{name}!")) {
             let other = timeout(Duration::from_secs(5), two.lock(&name))
                 .await

@@ -15,7 +15,7 @@ async fn weak_settings_are_reported() {
         limits.iter().any(|limit| limit.what.contains("fsync")),
         "{limits:?}"
     );
-    // `off` is corrected and not reported.
+    // The value `off` is corrected and not reported.
     let note = "\
         CREATE TABLE noted (setting text); CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
         INSERT INTO noted VALUES (current_setting('synchronous_commit')); RETURN NEW; END $$; \
@@ -27,7 +27,8 @@ async fn weak_settings_are_reported() {
         .unwrap();
     drop(client.lock("a").await.unwrap());
     assert_eq!(server.psql("lock", "TABLE noted").unwrap(), "on");
-    // Settings that are too weak for the named standbys. Without names they are not reported: there is no standby to wait for.
+    // Settings that are too weak for the named standbys. Without named standbys they are not reported: there is no standby to
+    // wait for.
     for commit in ["local", "remote_write"] {
         for names in ["nobody", ""] {
             let server = Postgres::builder()

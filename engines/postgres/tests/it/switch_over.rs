@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Cuts the replica off from the primary, also from what is under way.
+/// Cuts the replica off from the primary, including what is being sent.
 async fn cut_off(replica: &Postgres, primary: &Postgres) {
     for sql in [
         "ALTER SYSTEM SET primary_conninfo = ''",
@@ -17,9 +17,9 @@ async fn cut_off(replica: &Postgres, primary: &Postgres) {
     .await;
 }
 
-/// The primary dies, and a replica that missed the last grants is promoted. The client finds it, and tokens go on above.
+/// The primary dies, and a replica that missed the last grants is promoted. The client finds it, and tokens keep increasing.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_promoted_replica_goes_on_above() {
+async fn tokens_increase_on_a_promoted_replica() {
     for strategy in ["lease", "advisory"] {
         let primary = Postgres::start().unwrap();
         let replica = primary.replica().unwrap();
@@ -40,7 +40,7 @@ async fn a_promoted_replica_goes_on_above() {
             if i == 10 {
                 cut_off(&replica, &primary).await;
             }
-            // The replica may have seen last that the lock is held.
+            // On the replica the lock may still be held.
             let request = client.lock("a").ttl(Duration::from_secs(2));
             let guard = request.await.unwrap();
             assert!(guard.token() > last);

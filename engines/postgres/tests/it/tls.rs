@@ -18,7 +18,7 @@ fn server() -> Postgres {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_insists() {
+async fn a_server_that_requires_tls() {
     let builder = Postgres::builder().tls().password(PASSWORD);
     let rule = "hostssl all all 127.0.0.1/32 scram-sha-256";
     let server = builder.rule(rule).start().unwrap();
@@ -35,7 +35,7 @@ async fn a_server_that_insists() {
         not_let_in(&format!("{plain}&sslmode=disable"), &["tls=require"]).await;
         drop(opened(&format!("{plain}&tls=prefer")).await);
     }
-    // The listener uses TLS as well, also after its connection was cut.
+    // The connection that listens uses TLS as well, even after it was cut.
     let client = opened(&format!("{url}?tls-ca={}", server.ca())).await;
     let listens = || {
         let ask = "SELECT min(pid) FROM pg_stat_activity JOIN pg_stat_ssl USING (pid) WHERE ssl AND query LIKE 'LISTEN%'";
@@ -80,10 +80,10 @@ async fn clients_show_their_own_certificates() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tls_that_is_hidden_on_the_way() {
+async fn tls_that_is_denied_on_the_way() {
     let server = server();
     let at = (&*server.url(), &*server.ca());
-    shared::tls_that_is_hidden_on_the_way(at, &STRATEGIES, hide, ASK.len()).await;
+    shared::tls_that_is_denied_on_the_way(at, &STRATEGIES, hide, ASK.len()).await;
 }
 
 /// The client's request for TLS.
@@ -105,14 +105,14 @@ async fn nothing_can_be_read_on_the_way() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_has_none() {
+async fn a_server_without_tls() {
     let server = Postgres::builder().password(PASSWORD).start().unwrap();
     let other = Postgres::builder().tls().start().unwrap();
-    shared::a_server_that_has_none(&server.url(), &other.ca()).await;
+    shared::a_server_without_tls(&server.url(), &other.ca()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn another_machine() {
+async fn tls_is_required_to_another_machine() {
     let server = server();
-    shared::another_machine((&server.url(), &server.ca())).await;
+    shared::tls_is_required_to_another_machine((&server.url(), &server.ca())).await;
 }

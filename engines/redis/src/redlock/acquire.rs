@@ -85,7 +85,7 @@ pub(crate) async fn place(state: &Arc<State>, claim: &Claim) -> Result<Standing>
     }
 }
 
-/// The number that an earlier attempt suggested, if its vote was split; else 0.
+/// The number that an earlier attempt suggested, if its vote was split; otherwise 0.
 fn take_hint(entry: &Entry) -> u64 {
     entry.ticket.swap(0, Ordering::Relaxed)
 }
@@ -94,7 +94,7 @@ fn waiting(pause: Duration) -> Standing {
     Standing::Waiting(Place::new(Clock::Boot.now() + pause))
 }
 
-/// When to place the claim again while the lock is taken.
+/// When to place the claim again while the lock is held.
 fn recheck(entry: Option<&Entry>, left: Option<Duration>) -> Duration {
     let next = entry.map_or_else(
         || pause_after(0, LONGEST_PAUSE),

@@ -24,7 +24,7 @@ pub(crate) enum Vote {
 #[derive(Debug, Default)]
 pub(crate) struct Ballot {
     pub(crate) quorum: usize,
-    /// How many nodes may vote, and how many of them were asked.
+    /// How many nodes may vote, and how many of them got the request.
     pub(crate) voters: usize,
     pub(crate) asked: usize,
     /// Nodes, each with its counter.
@@ -168,7 +168,7 @@ impl Voter<'_> {
         }
         let counter = u64::try_from(counter).unwrap_or(0);
         if counter < self.connection.floor() {
-            // The node was emptied, and no connection broke.
+            // The node was emptied, although its connection did not break.
             tracing::warn!(node = %self.node.name, "the node has lost its memory");
             self.connection.break_off();
             return Err(self.void("it has lost its memory"));

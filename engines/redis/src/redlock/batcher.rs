@@ -1,7 +1,7 @@
-//! Sends the requests to one node in batches: requests that are made at about the same time go out together and in order, and
+//! Sends the requests to one node in batches: requests that are made at about the same time are sent together and in order, and
 //! none is taken back.
 //!
-//! Sixty-four claims that are placed at once are one message to each node, and read the node's clock once.
+//! For example, sixty-four claims that are placed at once are one message to each node, with one reading of the node's clock.
 
 use std::fmt;
 use std::future::Future;
@@ -20,7 +20,7 @@ use crate::reply::{time_micros, unexpected};
 
 /// A node's replies to one request.
 pub(crate) struct Replies<'a> {
-    /// In the order of the request's commands. The error of one command stands in its place.
+    /// In the order of the request's commands. The error of one command takes the place of its reply.
     pub(crate) values: &'a mut [Value],
     /// The node's clock after the batch, in microseconds, if it was asked for.
     pub(crate) micros: Option<i64>,
@@ -48,7 +48,7 @@ struct Next {
     closed: bool,
 }
 
-/// What goes out next.
+/// The next batch.
 #[derive(Default)]
 struct Batch {
     commands: Pipeline,
@@ -89,7 +89,7 @@ impl Batcher {
                     .map(|value| std::mem::replace(value, Value::Nil))
                     .collect()
             };
-            // The receiver may be gone.
+            // Sending fails if the receiver is gone.
             drop(sender.send(replies.map(take)));
         };
         self.send(commands, false, Box::new(on_replies));
@@ -176,8 +176,8 @@ impl Batch {
 fn note(health: &Health, silence: &Silence, answers: &Result<Vec<Value>, RedisError>) {
     let note_error = |error: &RedisError| {
         if is_noscript(error) {
-            // The server was restarted behind a connection that survived, or lost its scripts: it is examined again before
-            // it votes again.
+            // The server was restarted behind a connection that survived, or lost its scripts: it is checked again before it
+            // votes again.
             health.break_off();
         } else {
             health.note(silence, Some(error));

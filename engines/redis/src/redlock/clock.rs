@@ -5,14 +5,14 @@ use fencelock_core::support::Mutex;
 
 /// A clock may run slower or faster by one part in this many.
 const DRIFT: i64 = 100;
-/// And may differ by this many microseconds more.
+/// A clock may also differ by this many microseconds.
 const SLACK: i64 = 2_000;
 
 /// What is known about a node's clock.
 #[derive(Debug, Default)]
 pub(crate) struct NodeClock(Mutex<Option<Sample>>);
 
-/// The node's clock minus ours in microseconds: at least `low`, at most `high`.
+/// The node's clock minus this machine's, in microseconds: at least `low`, at most `high`.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     at: BootInstant,
@@ -40,14 +40,14 @@ impl NodeClock {
             *last = Some(now);
             return Some((now.low + now.high) / 2 - (before.low + before.high) / 2);
         }
-        // A wide sample says little: the better one is kept for a while.
+        // A wide sample is imprecise, so the better one is kept for a while.
         if now.high - now.low <= before.high - before.low + allowed {
             *last = Some(now);
         }
         None
     }
 
-    /// The latest time in microseconds that the node's clock can show at an instant of ours.
+    /// The latest time in microseconds that the node's clock can show at an instant of this machine's clock.
     pub(crate) fn at_most(&self, at: BootInstant) -> Option<i64> {
         let last = self.0.lock();
         last.map(|sample| in_micros(at) + sample.high)
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_clock_is_noticed_and_a_slow_reply_is_not_taken_for_one() {
+    fn a_set_clock_is_noticed_and_a_slow_reply_is_not_mistaken_for_one() {
         let clock = NodeClock::default();
         let seen = |millis: i64, asked, heard| clock.see(millis * 1000, at(asked), at(heard));
         assert_eq!(seen(1_000_001, 1000, 1001), None);

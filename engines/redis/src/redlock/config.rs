@@ -11,12 +11,12 @@ use crate::client::{DEFAULT_PORT, client, credentials, database, own as own_clie
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const NODE_TIMEOUT: Duration = Duration::from_millis(50);
 const MAX_TTL: Duration = Duration::from_secs(30);
-/// Every ttl must be at least so many times the timeout of one node.
+/// The least ratio of every ttl to the timeout of one node.
 const TIMEOUTS_PER_TTL: u32 = 5;
-/// For how much longer than the longest lease a restarted node does not vote.
+/// How much longer than the longest lease a restarted node does not vote.
 const MARGIN: Duration = Duration::from_secs(2);
 
-/// What the options say.
+/// The checked options.
 #[derive(Debug)]
 pub(crate) struct Config {
     /// The nodes by name, each with its client.
@@ -33,7 +33,7 @@ pub(crate) struct Config {
     pub(crate) max_ttl: Duration,
     /// Whether the first node is asked alone, before the others, after a split vote.
     pub(crate) gate: bool,
-    /// The store was opened only to look: nothing is written, so no node is admitted either.
+    /// The store was opened only for inspection. Nothing is written, so no node is admitted either.
     pub(crate) inspect_only: bool,
     /// Whether a restarted node waits before it votes. Only tests that show why switch this off.
     pub(crate) delayed_restart: bool,
@@ -101,8 +101,7 @@ impl Config {
         self.node_timeout * TIMEOUTS_PER_TTL
     }
 
-    /// For how long a server process that may have forgotten grants does not vote, `longest` being the longest lease in
-    /// use.
+    /// How long a server process that may have lost grants does not vote, `longest` being the longest lease in use.
     pub(crate) fn delay(&self, longest: Duration) -> Duration {
         match self.delayed_restart {
             true => longest.max(self.max_ttl) + MARGIN,

@@ -23,7 +23,7 @@ pub(crate) struct Connection {
     health: Arc<Health>,
     /// Changes with every start of the server.
     pub(crate) run_id: String,
-    /// For how long at least the server had run when the connection was made. No clock that can be set counts.
+    /// The least time that the server had run when the connection was made, measured without clocks that can be set.
     pub(crate) ran: Duration,
     /// Whether the server evicts keys when memory is short.
     pub(crate) evicts: bool,
@@ -39,14 +39,14 @@ pub(crate) struct Setup<'a> {
     /// The channel of this process, after `fencelock:`.
     pub(crate) channel: &'a str,
     pub(crate) connect_timeout: Duration,
-    /// How long the node may stay silent before the connection counts as broken.
+    /// How long the node may be silent before the connection counts as broken.
     pub(crate) response_timeout: Duration,
     /// Notified when the connection breaks.
     pub(crate) wake_up: Arc<Notify>,
 }
 
 impl Setup<'_> {
-    /// Connects, listens to the channel of this process, and asks the server who it is. `hear` gets the payload of each
+    /// Connects, listens to the channel of this process, and reads the server's identity. `hear` gets the payload of each
     /// message.
     pub(crate) async fn open(
         self,
@@ -147,7 +147,7 @@ impl Connection {
         self.member.store(true, Ordering::SeqCst);
     }
 
-    /// No counter can be below this.
+    /// The counters of a member are not below this.
     pub(crate) fn floor(&self) -> u64 {
         self.floor.load(Ordering::SeqCst)
     }
@@ -167,7 +167,7 @@ impl Connection {
         }
     }
 
-    /// Sends several commands at once. The error of one command stands in its place among the replies.
+    /// Sends several commands at once. The error of one command takes the place of its reply.
     pub(crate) fn ask_all(
         &self,
         commands: &[Cmd],

@@ -1,4 +1,4 @@
-//! What doctor finds on a store now, besides the limits of its promises.
+//! The findings of the doctor about a store now, besides the limits of its promises.
 
 use fencelock_core::{Clock, Finding, Purpose};
 

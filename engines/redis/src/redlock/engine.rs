@@ -29,7 +29,7 @@ impl Redlock {
     /// within `connect-timeout`, [`Error::Refused`] if that is because they refuse this user.
     ///
     /// # Cancel safety
-    /// May be dropped: nothing is held yet.
+    /// May be dropped: no lock is held yet.
     ///
     /// [`Error::Config`]: fencelock_core::Error::Config
     /// [`Error::Unavailable`]: fencelock_core::Error::Unavailable
@@ -38,7 +38,7 @@ impl Redlock {
         Self::open(Config::new(options.into(), true)?).await
     }
 
-    /// As [`Redlock::connect`], but restarted nodes vote at once, whatever they may have forgotten. For tests that show the
+    /// As [`Redlock::connect`], but restarted nodes vote at once, even if they have lost their memory. For tests that show the
     /// result: two holders.
     ///
     /// # Errors

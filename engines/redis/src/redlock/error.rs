@@ -11,7 +11,7 @@ impl State {
         self.too_few_besides(action, failed, &[])
     }
 
-    /// The same; the nodes `answered` did reply.
+    /// Like [`too_few`](Self::too_few), but the nodes `answered` did reply.
     pub(crate) fn too_few_besides(
         &self,
         action: &str,
@@ -52,7 +52,7 @@ impl State {
             texts.len(),
             texts.join("; ")
         );
-        // It is final only if those that refuse prevent a quorum by themselves: nodes that are down or slow may recover.
+        // The error is final only if the refusing nodes alone prevent a quorum: nodes that are down or slow may recover.
         if refusing > count - quorum {
             return Error::refused(&self.config.store, action, cause);
         }

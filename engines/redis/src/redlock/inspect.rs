@@ -1,4 +1,4 @@
-//! Looking at locks: what a quorum of nodes has; and taking one from its holder.
+//! Looking at locks, as a quorum of nodes has them, and evicting holders.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -21,10 +21,10 @@ use crate::stored::{Stored, foreign_view, mark, waiter_view};
 
 const ACTION: &str = "looking at a lock";
 
-/// For how long at least to look again while the replies do not decide.
+/// The least time for which to look again while the replies do not decide.
 const LOOKING: Duration = Duration::from_millis(500);
 
-/// What one node has.
+/// A lock as one node has it.
 struct Seen {
     node: usize,
     now: u64,
@@ -61,7 +61,7 @@ impl Seen {
     }
 }
 
-/// What each node says.
+/// Reads the lock at each node.
 ///
 /// # Errors
 /// If fewer nodes than the quorum reply.
@@ -109,8 +109,8 @@ fn nodes(seen: &[Seen]) -> Vec<usize> {
     seen.iter().map(|seen| seen.node).collect()
 }
 
-/// The lock; with `foreign` also those of other clients, else only if clients of this library wait for them. A split vote or a late reply is over in a moment, so it looks again
-/// for a while before it fails.
+/// The lock. Locks of other clients are included with `foreign`, or if clients of this library wait for them. A split vote or a
+/// late reply is soon over, so this looks again for a while before it fails.
 pub(crate) async fn view(state: &State, name: &LockName, foreign: bool) -> Result<LockView> {
     let begun = Clock::Boot.now();
     let longest = LOOKING.max(state.config.node_timeout * 2);
@@ -130,7 +130,7 @@ pub(crate) async fn view(state: &State, name: &LockName, foreign: bool) -> Resul
     }
 }
 
-/// The nodes without a reply decide who holds.
+/// The error if the nodes without a reply decide who holds.
 fn undecided(state: &State, name: &LockName, seen: &[Seen]) -> Error {
     let action = format!(
         "reading who holds lock {name} from {} nodes, which do not agree",
@@ -223,24 +223,24 @@ fn holder(
         return None;
     }
     let token = tokens.into_iter().find(|token| count(*token) >= quorum);
-    // The lease that a quorum keeps.
+    // Take the lease that a quorum keeps.
     votes.sort_by_key(|holder| std::cmp::Reverse(holder.ttl_left));
     let mut holder = votes.swap_remove(quorum - 1);
     holder.token = token;
     Some(holder)
 }
 
-/// Where a list goes on.
+/// Where a list continues.
 struct Position {
     node: usize,
-    /// How many nodes to ask, from this one on.
+    /// How many nodes to list, from this one on.
     left: usize,
     /// The node's own cursor.
     cursor: String,
 }
 
 impl Position {
-    /// From `<node>:<left>:<cursor>`.
+    /// Reads `<node>:<left>:<cursor>`.
     fn read(at: Option<Cursor>, needed: usize) -> Self {
         let at = at.map_or_else(|| format!("0:{needed}:0"), |at| at.0);
         let mut parts = at.splitn(3, ':');
@@ -319,7 +319,8 @@ impl Inspect for State {
         if answers.iter().filter(|answer| answer.is_ok()).count() < self.config.quorum {
             return Err(self.too_few("evicting", Vec::new()));
         }
-        // A node where the claim does not hold has nothing to evict: a quorum is now without it, or knows that it is asked.
+        // A node where the claim does not hold has nothing to evict: a quorum is now without the claim, or knows that its
+        // holder was asked.
         Ok(answers
             .iter()
             .any(|answer| matches!(answer, Ok(Value::Int(1)))))

@@ -1,5 +1,5 @@
-//! How a node is connected and how it comes to vote: at once if the server still has its memory, else when it has waited long
-//! enough and has heard from the other nodes how far tokens have come.
+//! How a node is connected, and when it may vote: at once if the server still has its memory. Otherwise it must wait long
+//! enough, and learn from the other nodes the highest tokens.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -18,12 +18,12 @@ use crate::scripts::Script;
 
 /// The longest pause between attempts to reconnect.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// How often a node's clock is read when nothing else is asked of it.
+/// How often a node's clock is read when no other request is sent to it.
 const CLOCK_INTERVAL: Duration = Duration::from_secs(1);
 /// How often to see whether another client has admitted a node.
 const MEMBER_INTERVAL: Duration = Duration::from_millis(250);
 
-/// What `redlock_attach` tells.
+/// The answer of `redlock_attach`.
 struct Attached {
     /// 1 if the server process votes, 0 if it did before its last start, -1 if it has no memory.
     member: i64,
@@ -34,7 +34,7 @@ struct Attached {
     first: i64,
 }
 
-/// What the other nodes tell one that has lost its memory.
+/// What the other nodes know, for a node that has lost its memory.
 struct Known {
     floor: u64,
     counters: Vec<u64>,
@@ -44,7 +44,7 @@ struct Known {
     complete: bool,
 }
 
-/// What `redlock_survey` tells.
+/// The answer of `redlock_survey`.
 struct Survey {
     member: bool,
     micros: u64,
@@ -83,7 +83,7 @@ impl Survey {
     }
 }
 
-/// Keeps a node connected, watches its clock, and admits it when it is due, until the engine is closed or gone.
+/// Keeps a node connected, watches its clock, and admits it when it is due, until the engine is closed or dropped.
 pub(crate) async fn maintain(state: Weak<State>, index: usize) {
     let fresh = Backoff::new(Duration::from_millis(5), LONGEST_PAUSE);
     let mut pauses = fresh.clone();
@@ -123,7 +123,7 @@ pub(crate) async fn maintain(state: Weak<State>, index: usize) {
     }
 }
 
-/// The state, unless the engine is closed or gone.
+/// The state, unless the engine is closed or dropped.
 fn open(state: &Weak<State>) -> Option<Arc<State>> {
     state.upgrade().filter(|state| !state.is_closed())
 }
@@ -178,7 +178,7 @@ async fn connect(state: &Arc<State>, node: &Node) -> Result<Arc<Connection>> {
     Ok(connection)
 }
 
-/// Returns when the connection breaks, or the engine is closed or gone.
+/// Returns when the connection breaks, or the engine is closed or dropped.
 async fn watch(state: &Weak<State>, node: &Arc<Node>, connection: &Arc<Connection>) {
     while !connection.is_broken() {
         let Some(strong) = open(state) else {
@@ -240,13 +240,13 @@ async fn attach(state: &State, node: &Node, connection: &Connection) -> Result<(
     }
     let asked = Clock::Boot.now();
     let attached = ask_membership(state, node, connection).await?;
-    // No clock of the node counts here: one that is set right after the start can show any uptime.
+    // The node's clock is not used here: if it was set right after the start, it can show any uptime.
     let run_id = &connection.run_id;
     let seen = node.seen_for(run_id, attached.since, attached.first, asked);
     let waited = match attached.member {
-        // It has its memory, so it can have forgotten nothing since its start.
+        // The server has its memory, so it has lost nothing since its start.
         0 => seen.max(connection.ran),
-        // It may have been emptied just before it was seen first.
+        // The server may have been emptied just before it was first seen.
         _ => seen,
     };
     let due = asked + state.delay().saturating_sub(waited);
@@ -286,7 +286,7 @@ async fn ask_membership(state: &State, node: &Node, connection: &Connection) -> 
     })
 }
 
-/// As [`attach`] for a store that was opened only to look: it reads whether the server votes, and writes nothing.
+/// Like [`attach`], for a store that was opened only for inspection: reads whether the server votes, and writes nothing.
 async fn read_membership(state: &State, node: &Node, connection: &Connection) -> Result<()> {
     let mut command = redis::cmd("HMGET");
     command.arg(MEMORY).arg("run").arg("floor");
@@ -319,8 +319,8 @@ async fn load_scripts(state: &State, node: &Node, connection: &Connection) -> Re
     Ok(())
 }
 
-/// Admits the server if it is due and enough other nodes tell how far tokens have come. Their counters are read after the
-/// wait: by then no client can use a reply from before the loss.
+/// Admits the server if it is due and enough other nodes report their counters. The counters are read after the wait, when no
+/// client can use a reply from before the loss any more.
 async fn join(state: &State, node: &Node, connection: &Connection) -> Result<()> {
     let Some((due, since)) = node.due() else {
         return Ok(());
@@ -333,7 +333,7 @@ async fn join(state: &State, node: &Node, connection: &Connection) -> Result<()>
         return Ok(());
     };
     if state.longest() > longest {
-        // A client uses longer leases than was known: the server must wait longer.
+        // A client uses longer leases than this one knew: the server must wait longer.
         return Ok(());
     }
     let mut command = redis::cmd("EVAL");
@@ -355,18 +355,18 @@ async fn join(state: &State, node: &Node, connection: &Connection) -> Result<()>
         grown.arg(MEMORY).arg("young");
         for node in &state.nodes {
             if let Some(connection) = node.connection() {
-                // Where it fails, a node that forgot may be admitted by time once more.
+                // If it fails, a node without memory may be admitted by time again.
                 drop(connection.ask(&grown).await);
             }
         }
     }
-    // As for a member that another client admitted.
+    // The same as for a member that another client has admitted.
     attach(state, node, connection).await
 }
 
-/// What the other nodes know of tokens, if they are enough to tell: at least one of every quorum that the joining node was
-/// in. If a whole quorum has lost its memory there is no such node, and the nodes' time takes its place; until a
-/// quorum has been admitted in that way, those that have been still count as without memory.
+/// What the other nodes know of tokens, if enough of them answer: at least one of every quorum that included the joining node.
+/// If a whole quorum has lost its memory, there is no such node, and the nodes' time replaces it. Until a quorum has been
+/// admitted in that way, the nodes so admitted still count as without memory.
 async fn survey(state: &State, joining: &Node) -> Option<Known> {
     let (count, quorum) = (state.nodes.len(), state.config.quorum);
     let others = state
@@ -411,7 +411,7 @@ async fn survey(state: &State, joining: &Node) -> Option<Known> {
     })
 }
 
-/// The median of the nodes' times, rounded up, so that clients that admit nodes at the same time begin with the same number.
+/// The median of the nodes' times, rounded up, so that clients that admit nodes at the same time start with the same number.
 fn median_time(answers: &[Survey]) -> u64 {
     let mut times: Vec<u64> = answers.iter().map(|answer| answer.micros).collect();
     times.sort_unstable();

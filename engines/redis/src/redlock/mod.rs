@@ -6,18 +6,18 @@
 //! each node exclude each other. Besides the locks each node has one hash of fixed size, `fencelock:redlock`.
 //!
 //! # When a node does not vote
-//! A server process votes once it was *admitted*: `max-ttl` and 2 s after a client saw it first, with no counter below those of
-//! the other nodes. If it still has its memory, it is admitted as soon as it has used that much processor time. Both times are
-//! measured by clocks that cannot be set: the boot clocks of the machines with clients, and the processor's. So a store of new
-//! nodes grants nothing for its first 32 s. A client knows a process by the run id that `INFO` reports at each connection; a
-//! node that no longer has the scripts, or whose counters have fallen, is examined again. A node whose clock was set, compared
-//! with this machine's boot clock, does not vote for as long either.
+//! A server process votes once it was *admitted*: `max-ttl` and 2 s after a client saw it first, and then with no counter below
+//! those of the other nodes. If it still has its memory, it is admitted as soon as it has used that much processor time. Both
+//! times are measured by clocks that cannot be set: the boot clocks of the machines with clients, and the processor's. So a
+//! store of new nodes grants nothing for its first 32 s. A client knows a process by the run id that `INFO` reports at each
+//! connection; a node that no longer has the scripts, or whose counters have fallen, is checked again. A node whose clock was
+//! set, compared with this machine's boot clock, does not vote for as long either.
 //!
-//! # What to know
-//! * There is no order among waiters: a node tells one waiter of a release, and each waiter also tries again by itself.
-//! * The timing assumption that remains: each node's clock runs at about the right rate, and setting one is noticed. A
+//! # Limits
+//! * There is no order among waiters: a node wakes one waiter after a release, and each waiter also tries again by itself.
+//! * One timing assumption remains: each node's clock runs at about the right rate, and a clock that is set is noticed. A
 //!   client notices it at nodes to which it was connected before.
-//! * Tokens do not depend on clocks, with one exception: if a whole quorum loses its memory, tokens go on from the nodes'
+//! * Tokens do not depend on clocks, with one exception: if a whole quorum loses its memory, tokens continue from the nodes'
 //!   time.
 
 mod acquire;

@@ -15,9 +15,9 @@ use super::config::Config;
 use super::connection::Connection;
 use crate::error::explain;
 
-/// The hash that a node keeps beside the locks.
+/// The hash that a node keeps besides the locks.
 pub(crate) const MEMORY: &str = "fencelock:redlock";
-/// How many counters all names share. With more of them fewer names share one; only speed depends on it.
+/// How many counters all names share. With more counters fewer names share one. This only affects speed.
 pub(crate) const BUCKETS: usize = 4096;
 /// How many withdrawals are kept for a node that does not reply.
 const PENDING: usize = 10_000;
@@ -27,17 +27,17 @@ pub(crate) struct Node {
     pub(crate) index: usize,
     pub(crate) name: String,
     status: Mutex<Status>,
-    /// Whether the first attempt to connect is over.
+    /// Whether the first attempt to connect has ended.
     tried: AtomicBool,
     pub(crate) clock: NodeClock,
-    /// Before this instant, in ns, it does not vote, since its clock was set.
+    /// Until this instant, in ns, it does not vote, because its clock was set.
     suspended_until: AtomicU64,
     /// Notified when the connection breaks.
     pub(crate) wake_up: Arc<Notify>,
     absence: Mutex<Option<Absence>>,
-    /// When it may vote if it does not, and the absence that ends then.
+    /// When it may vote, if it does not vote now, and the absence that ends then.
     due: Mutex<Option<(BootInstant, i64)>>,
-    /// Withdrawals without a reply, and until when they matter.
+    /// Withdrawals without a reply, and until when they are needed.
     pending: Mutex<VecDeque<(BootInstant, Cmd)>>,
 }
 
@@ -45,7 +45,7 @@ pub(crate) struct Node {
 #[derive(Debug)]
 struct Absence {
     run_id: String,
-    /// When it began, by the server's clock: that names the absence.
+    /// When it began, by the server's clock. This identifies the absence.
     since: i64,
     /// When this client saw it first.
     seen: BootInstant,
@@ -73,7 +73,7 @@ pub(crate) struct NotVoting {
     pub(crate) refused: bool,
 }
 
-/// Nodes, with the connections over which they are asked.
+/// Nodes, with the connections for requests to them.
 pub(crate) type Voters = Vec<(Arc<Node>, Arc<Connection>)>;
 
 impl Node {
@@ -95,7 +95,7 @@ impl Node {
         }
     }
 
-    /// Connecting succeeded or failed, or the connection was lost.
+    /// Sets the status after connecting has succeeded or failed, or the connection was lost.
     pub(crate) fn set(&self, status: Status) {
         *self.status.lock() = status;
         self.tried.store(true, Ordering::SeqCst);
@@ -169,7 +169,7 @@ impl Node {
         }
     }
 
-    /// When it may vote if it does not, and since when it does not, by its clock.
+    /// When it may vote, if it does not vote now, and since when it has not voted, by its clock.
     pub(crate) fn due(&self) -> Option<(BootInstant, i64)> {
         *self.due.lock()
     }
@@ -178,8 +178,8 @@ impl Node {
         *self.due.lock() = Some((due, since));
     }
 
-    /// For how long it has been seen in an absence, by this machine's boot clock: since `noted` ms, when a client on this
-    /// machine saw it first, or since this client did if the server keeps no more notes.
+    /// How long it has been seen in an absence, by this machine's boot clock: since `noted` ms, when a client on this machine
+    /// first saw it; or since this client first saw it, if the server has no note.
     pub(crate) fn seen_for(
         &self,
         run_id: &str,
@@ -221,7 +221,7 @@ impl Node {
         delay.is_zero()
     }
 
-    /// Keeps a withdrawal without a reply. It is sent again when the node is back, if that is before `until`.
+    /// Keeps a withdrawal without a reply. It is sent again when the node is back before `until`.
     pub(crate) fn keep_withdrawal(&self, until: BootInstant, command: Cmd) {
         let mut pending = self.pending.lock();
         if pending.len() >= PENDING {

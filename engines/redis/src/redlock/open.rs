@@ -23,7 +23,7 @@ pub(crate) async fn open(config: Config) -> Result<(Arc<State>, EventSource)> {
     Ok((state, heard))
 }
 
-/// Waits until enough nodes are connected, and those that are due soon vote; not long for the last ones.
+/// Waits until enough nodes are connected, and those that are due soon vote. It does not wait long for the last ones.
 async fn wait_until_ready(state: &State) -> Result<()> {
     let config = &state.config;
     let begun = Clock::Boot.now();
@@ -62,7 +62,7 @@ async fn wait_until_ready(state: &State) -> Result<()> {
     }
 }
 
-/// Two nodes that are one server.
+/// Two node names of the same server.
 fn same_server(state: &State) -> Option<(&str, &str)> {
     let nodes = state.nodes.iter();
     let nodes: Vec<_> = nodes

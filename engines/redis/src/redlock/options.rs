@@ -19,7 +19,8 @@ use crate::client::{encrypt, url_of};
 /// # }
 /// ```
 ///
-/// Opening the store refuses options that make no sense. Own clients are [as of one server](crate::Options#own-clients).
+/// Opening the store refuses options that cannot be used. For clients of the driver see the [options of one
+/// server](crate::Options#clients-of-the-driver).
 #[derive(Clone)]
 pub struct Options {
     pub(super) url: StoreUrl,

@@ -11,12 +11,12 @@ pub(crate) fn of(state: &State) -> Promises {
         .wake(Wake::Push)
         .min_ttl(state.config.min_ttl())
         .max_ttl(state.config.max_ttl)
-        // Nothing is granted to a waiter that did not ask.
+        // A waiter is granted nothing without a request of its own.
         .claim_window(state.config.max_ttl)
         .limits(evicts(state).into_iter().collect())
 }
 
-/// The nodes that evict keys, and locks with them.
+/// A finding about the nodes that evict keys, and so may evict locks.
 fn evicts(state: &State) -> Option<Finding> {
     let evicting = state.nodes.iter().filter(|node| {
         node.connection()

@@ -14,7 +14,7 @@ use crate::stored::millis;
 
 const ACTION: &str = "withdrawing a claim";
 
-/// How long at least a withdrawal waits for its quorum: unlike a grant, a late one is as good.
+/// The least time that a withdrawal waits for its quorum. Unlike a grant, a late withdrawal is as good as an early one.
 const TIMEOUT: Duration = Duration::from_millis(500);
 
 pub(crate) async fn withdraw(state: &State, claim: &Claim, how: Leave) -> Result<Withdrawn> {
@@ -28,7 +28,7 @@ pub(crate) async fn withdraw(state: &State, claim: &Claim, how: Leave) -> Result
         Leave::Abandon => {
             let delay = match claim.lock_delay.is_zero() {
                 true => Duration::ZERO,
-                // The core ends a hold a margin before its lease ends. The servers prolong nothing.
+                // The core ends a hold a margin before its lease ends. The servers do not prolong the lease here.
                 false => claim.lock_delay + claim.ttl / 50 + Duration::from_millis(10),
             };
             let delay = millis(delay).to_string();
@@ -39,7 +39,7 @@ pub(crate) async fn withdraw(state: &State, claim: &Claim, how: Leave) -> Result
     withdrawn
 }
 
-/// Withdraws at all nodes. Returns what a quorum says, or all nodes that reply in time.
+/// Withdraws at all nodes. Returns the result of a quorum, or of all nodes that reply in time.
 async fn everywhere(state: &State, claim: &Claim, how: &[u8]) -> Result<Withdrawn> {
     let quorum = state.config.quorum;
     let command = withdrawal(state, claim, None, how);
@@ -83,13 +83,13 @@ async fn everywhere(state: &State, claim: &Claim, how: &[u8]) -> Result<Withdraw
     })
 }
 
-/// What the nodes say of a withdrawal.
+/// The answers of the nodes to a withdrawal.
 #[derive(Debug)]
 struct Withdrawals {
     quorum: usize,
     /// How many nodes have not replied.
     left: usize,
-    /// How many nodes said each code.
+    /// How many nodes answered with each code.
     codes: [usize; 5],
     failed: Vec<(usize, RedisError)>,
 }

@@ -111,7 +111,7 @@ fn command(state: &State, held: &[HeldClaim]) -> Cmd {
     command
 }
 
-/// What the nodes say of one hold.
+/// The answers of the nodes about one hold.
 #[derive(Clone, Debug, Default)]
 struct HoldTally {
     kept: usize,
@@ -120,7 +120,7 @@ struct HoldTally {
     asked: bool,
 }
 
-/// What the nodes say of some holds.
+/// The answers of the nodes about several holds.
 #[derive(Debug)]
 struct Renewals {
     tallies: Vec<HoldTally>,

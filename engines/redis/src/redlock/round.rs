@@ -43,7 +43,7 @@ impl<T: Tally> Round<T> {
                 self.enough.notified().await;
             }
         };
-        // Either way the caller reads the tally.
+        // The caller reads the tally in either case.
         drop(tokio::time::timeout(timeout, enough).await);
     }
 }

@@ -30,7 +30,7 @@ impl Scripts {
         }
     }
 
-    /// Those that are called by their hash.
+    /// The scripts that are called by their hash.
     pub(crate) fn loaded(&self) -> [&Script; 6] {
         [
             &self.acquire,

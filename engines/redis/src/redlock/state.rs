@@ -1,4 +1,4 @@
-//! What all calls of one store share.
+//! The state that all calls of one store share.
 
 use std::future::Future;
 use std::str::FromStr;
@@ -25,7 +25,7 @@ pub(crate) struct State {
     pub(crate) machine: Machine,
     pub(crate) scripts: Scripts,
     pub(crate) nodes: Vec<Arc<Node>>,
-    /// This process listens to the channel `fencelock:` and this.
+    /// The channel of this process, without its prefix `fencelock:`.
     pub(crate) channel: String,
     pub(crate) entries: Entries,
     pub(crate) tokens: HeldTokens,
@@ -88,7 +88,7 @@ impl State {
         *self.closed.borrow()
     }
 
-    /// Returns when the engine is closed or gone.
+    /// Returns when the engine is closed or dropped.
     pub(crate) fn closing(&self) -> impl Future<Output = ()> + Send + 'static {
         let mut closed = self.closed.subscribe();
         async move {
@@ -110,7 +110,7 @@ impl State {
         self.longest.fetch_max(millis, Ordering::SeqCst);
     }
 
-    /// For how long a node that may have forgotten grants does not vote.
+    /// How long a node that may have lost grants does not vote.
     pub(crate) fn delay(&self) -> Duration {
         self.config.delay(self.longest())
     }

@@ -1,11 +1,11 @@
-//! One attempt of one claim at all nodes at once: the first round takes the votes, and the second agrees on a token if the first
-//! did not.
+//! One attempt of one claim at all nodes at once: the first round collects votes, and if they do not agree on a token, the
+//! second round does.
 //!
-//! Every node has a counter per bucket of names. A vote raises it and tells the new value. A quorum of votes that all tell m
-//! is a grant with the token m. Otherwise m becomes the highest value of a quorum, and each node that voted is asked to
-//! mark it: to raise its counter to m, which it does if the counter is below m, or is m by this very vote. A quorum of
-//! marks is the grant. So each node votes for each token at most once, and an attempt that begins after a grant of m
-//! meets a node whose counter is at least m.
+//! Every node has a counter per bucket of names. A vote raises it and returns the new value. A quorum of votes that all return
+//! m is a grant with the token m. Otherwise m becomes the highest value of a quorum, and each node that voted is asked to mark
+//! it: to raise its counter to m, which it does if the counter is below m, or is m by this very vote. A quorum of marks is the
+//! grant. So each node votes for each token at most once, and an attempt that begins after a grant of m meets a node whose
+//! counter is at least m.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +28,7 @@ use crate::stored::{mark, push_number, push_rest, px};
 /// How an attempt is made.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Manner {
-    /// Without a script: for a claim that nobody is expected to contend with.
+    /// Without a script: for a claim without expected contention.
     pub(crate) fast: bool,
     /// No counter may stay below this.
     pub(crate) hint: u64,
@@ -42,7 +42,7 @@ pub(crate) struct Manner {
 #[derive(Debug)]
 pub(crate) enum Outcome {
     Granted(Grant),
-    /// A majority is held by another claim; for how long at least.
+    /// Another claim holds a majority, for at least this long.
     Taken(Option<Duration>),
     /// Several claims have votes, and none has a quorum. The next attempt should suggest this number.
     Split(u64),
@@ -54,7 +54,7 @@ pub(crate) enum Outcome {
 struct Marks {
     quorum: usize,
     yes: usize,
-    /// How many have not replied.
+    /// How many nodes have not replied.
     left: usize,
 }
 

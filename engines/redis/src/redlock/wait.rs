@@ -7,10 +7,10 @@ use fencelock_core::engine::{Claim, Place};
 
 use super::state::State;
 
-/// The nodes learn of a release at about the same time, give or take this.
+/// By how much the times differ at which the nodes learn of a release.
 const SPREAD: Duration = Duration::from_millis(1);
 
-/// Returns when the claim should be placed again: no grant is pushed here.
+/// Returns when the claim should be placed again: Redlock pushes no grants.
 pub(crate) async fn wait(state: &State, claim: &Claim, place: &Place) {
     match state.entries.find(&claim.id) {
         Some(entry) => {

@@ -14,7 +14,7 @@ use crate::keys::queue_key;
 use crate::reply::unexpected_all;
 use crate::stored::{mark, push_number};
 
-/// What the stored value of a claim, or of one attempt of it, begins with.
+/// The beginning of the stored value of a claim, or of one attempt of it.
 pub(crate) fn prefix(claim: &Claim, attempt: Option<u64>) -> Vec<u8> {
     let mut prefix = mark(&claim.id).to_vec();
     prefix.push(b':');
@@ -79,7 +79,7 @@ impl Tally for Left {
     }
 }
 
-/// Undoes an attempt, and waits for that for at most the timeout of a node. What has no reply by then goes on in the
+/// Undoes an attempt, and waits for that at most for the timeout of a node. Requests without a reply continue in the
 /// background.
 pub(crate) async fn undo(state: &State, nodes: Voters, claim: &Claim, attempt: u64) {
     let command = withdrawal(state, claim, Some(attempt), b"undo");

@@ -1,4 +1,4 @@
-//! The history of one lock, and what must not happen in it: one token twice, tokens against time, two holders at once.
+//! The history of one lock, and what must not happen in it: one token twice, tokens in the wrong order, two holders at once.
 
 /// One hold as its holder saw it, in ns of the boot clock.
 #[derive(Clone, Copy, Debug)]
@@ -12,7 +12,7 @@ pub(crate) struct Stay {
     pub(crate) to: u64,
 }
 
-/// The faults in the history of a name.
+/// The errors in the history of a name.
 pub(crate) fn faults(stays: &[Stay]) -> Vec<String> {
     let mut faults = Vec::new();
     let mut sorted = stays.to_vec();

@@ -163,7 +163,7 @@ async fn without_the_tls_feature_the_error_names_it() {
 }
 
 #[tokio::test]
-async fn promises_tell_what_the_server_may_forget() {
+async fn promises_name_what_the_server_may_lose() {
     let volatile = server();
     let store = open(&volatile.url()).await;
     let promises = store.engine.promises();
@@ -222,7 +222,7 @@ async fn after_a_restart_nothing_is_granted_until_the_delay_is_over() {
     let before = clock.now();
     server.restart_empty().unwrap();
     let impatient = store.plain("a").wait(false);
-    // The new server's first answer is a refusal.
+    // The first answer of the new server is a refusal.
     let error = store.engine.place(&impatient).await.unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     let next = store.plain("a");
@@ -232,7 +232,7 @@ async fn after_a_restart_nothing_is_granted_until_the_delay_is_over() {
 
 /// A link leads to the server's socket, so that another server can be put in its place.
 #[tokio::test]
-async fn a_server_put_in_anothers_place_grants_nothing_until_the_delay_is_over() {
+async fn a_server_that_replaces_another_grants_nothing_until_the_delay_is_over() {
     let start = || Server::builder().unix_socket().start().unwrap();
     let (first, second) = (start(), start());
     let link = std::path::Path::new(first.dir()).join("link");

@@ -16,7 +16,7 @@ const APPEND: &[&str] = &["CONFIG", "SET", "appendonly", "yes"];
 const ALWAYS: &[&str] = &["CONFIG", "SET", "appendfsync", "always"];
 const REWRITE: &[&str] = &["CONFIG", "REWRITE"];
 
-/// What the promises say. A diagnosis must not repeat it.
+/// The durability and the limits in the promises. A diagnosis must not repeat them.
 async fn judged(server: &Server) -> (Durability, Vec<String>) {
     let store = open(&server.url()).await;
     let promises = store.engine.promises();
@@ -46,7 +46,7 @@ async fn granted_twice(server: &mut Server) -> bool {
 }
 
 #[tokio::test]
-async fn a_setting_of_config_set_alone_is_not_believed() {
+async fn a_setting_of_config_set_alone_does_not_count() {
     let mut server = server();
     let (durability, limits) = judged(&server).await;
     assert_eq!(durability, Durability::Volatile);
@@ -85,7 +85,7 @@ async fn one_of_two_settings_may_survive() {
 }
 
 #[tokio::test]
-async fn an_eviction_policy_that_was_set_is_not_believed() {
+async fn an_eviction_policy_of_config_set_does_not_count() {
     let server = Server::builder()
         .append_only("always")
         .config("maxmemory", "100mb")
@@ -107,7 +107,7 @@ async fn an_eviction_policy_that_was_set_is_not_believed() {
 }
 
 #[tokio::test]
-async fn a_database_that_is_not_there_is_an_error_of_the_url() {
+async fn a_missing_database_is_an_error_of_the_url() {
     let server = server();
     let error = refused(&format!("{}/99", server.url())).await;
     assert!(matches!(error, Error::Config { .. }), "{error}");
@@ -123,7 +123,7 @@ async fn the_port_of_another_server_is_an_error_of_the_url() {
     let error = refused(&format!("redis://127.0.0.1:{}", mariadb.port())).await;
     assert!(matches!(error, Error::Config { .. }), "{error}");
     assert!(error.to_string().contains("no Redis server"), "{error}");
-    // It says nothing, as a Redis that goes down.
+    // The server sends nothing, like a Redis that goes down.
     let error = refused(&format!("redis://127.0.0.1:{}", etcd.port(0))).await;
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     assert!(

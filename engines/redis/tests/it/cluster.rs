@@ -57,7 +57,7 @@ async fn grants_are_pushed_to_waiters(cluster: &RedisCluster) {
         one.release(&first).await;
         let grant = two.granted(&second, &place).await;
         assert!(grant.tokens.first > token);
-        // Sooner than a recheck, which comes after at least half a second.
+        // Earlier than a recheck, which comes after at least half a second.
         assert!(begin.elapsed() < ms(400), "{:?}", begin.elapsed());
         two.release(&second).await;
     }
@@ -79,7 +79,7 @@ async fn events_reach_a_holder(cluster: &RedisCluster) {
             if heard == event {
                 break;
             }
-            // Each node sends it.
+            // Each node sends the event.
             assert_eq!(heard, Event::Asked(claim.id));
         }
     }
@@ -200,9 +200,9 @@ async fn wrong_addresses(cluster: &RedisCluster) {
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
 }
 
-/// The holds at the other nodes are renewed in time, shared ones too.
+/// The holds at the other nodes are renewed in time, including shared ones.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dead_node_costs_no_hold_at_another() {
+async fn no_hold_is_lost_at_other_nodes_when_a_node_dies() {
     let cluster = RedisCluster::start(3, 0, 60_000, None).unwrap();
     let store = open(&format!("{}?response-timeout=300ms", cluster.url())).await;
     let (mut held, mut until) = (Vec::new(), Vec::new());
@@ -244,13 +244,13 @@ async fn a_dead_node_costs_no_hold_at_another() {
                 other => panic!("{other:?}"),
             }
         }
-        // As the core does, a little later.
+        // Try again a little later, like the core.
         tokio::time::sleep(ms(300)).await;
     }
     assert!(lost > 0);
 }
 
-/// Forwards connections to a server. Once `muted`, nothing more of the second connection.
+/// Forwards connections to a server. Once `muted`, it forwards nothing more of the second connection.
 async fn pass_on(listener: TcpListener, server: u16, muted: Arc<AtomicBool>) {
     let mut count = 0;
     while let Ok((mut near, _)) = listener.accept().await {
@@ -281,7 +281,7 @@ async fn pass_on(listener: TcpListener, server: u16, muted: Arc<AtomicBool>) {
     }
 }
 
-/// The first connection is answered all the time.
+/// The first connection still gets its answers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_silent_channel_connection_is_replaced() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

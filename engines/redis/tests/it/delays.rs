@@ -1,4 +1,4 @@
-//! `restart-delay` and `promotion-delay`: nothing is granted before they are over, by whichever script.
+//! `restart-delay` and `promotion-delay`: no script grants anything before they are over.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use fencelock_testbed::{Redis as Server, RedisSentinel};
 
 use crate::support::{Store, calls, ms, open, open_with};
 
-/// Long enough for a push to count even on a busy machine.
+/// Long enough that a push is used even on a busy machine.
 const WINDOW: &str = "claim-window=20s";
 
 /// Locks, each with a holder and a waiter. The store `free` has no delay.
@@ -23,8 +23,8 @@ struct Locks {
     /// A reader, followed by another one that is admitted.
     renewed: (Claim, Token),
     /// A holder whose lock is deleted.
-    poked: (Claim, Token),
-    /// Queued on the server, but not waiting here: its grant is given back.
+    deleted: (Claim, Token),
+    /// Queued on the server, but not waiting here: its grant is released.
     given_back: (Claim, Claim),
 }
 
@@ -46,7 +46,7 @@ impl Locks {
         gated.waits(&next).await;
         let evicted = holder("evict").await;
         free.waits(&free.claim("evict")).await;
-        let poked = holder("poke").await;
+        let deleted = holder("poke").await;
         free.waits(&free.claim("poke")).await;
         let reader = free.shared("renew");
         let token = free.lock(&reader).await.tokens.first;
@@ -61,14 +61,14 @@ impl Locks {
             withdrawn: (withdraw, next),
             evicted,
             renewed: (reader, token),
-            poked,
+            deleted,
             given_back: Self::queued_without_waiting(&gated, &free, server).await,
             gated,
             free,
         }
     }
 
-    /// A claim that the server has in its queue and that does not wait here, as if it were withdrawn at the same time.
+    /// A claim that is in the server's queue and does not wait here, as if it were withdrawn at the same time.
     async fn queued_without_waiting(
         gated: &Store,
         free: &Store,
@@ -91,7 +91,7 @@ impl Locks {
         (holder, unaware)
     }
 
-    /// Every way to a grant, at a server that must not grant yet.
+    /// Tries every way to a grant, at a server that must not grant yet.
     async fn nothing_is_granted(&self, server: &Server) {
         let Self { gated, free, .. } = self;
         self.are_connected(server).await;
@@ -121,12 +121,12 @@ impl Locks {
 
         let (reader, token) = &self.renewed;
         let renewed = gated.renew(reader, *token).await;
-        // It may be unknown for a moment, while too few Sentinels answer.
+        // The renewal may be unknown for a moment, while too few Sentinels answer.
         assert!(!matches!(renewed, Renewal::Lost), "{renewed:?}");
         let readers = self.holders("renew").await;
         assert_eq!(readers, [reader.id.to_string()], "by renewal");
 
-        let (holder, token) = &self.poked;
+        let (holder, token) = &self.deleted;
         let _: i64 = server.command(&["DEL", "poke"]).unwrap();
         let before = calls(server, "eval");
         while !matches!(gated.renew(holder, *token).await, Renewal::Lost) {
@@ -177,7 +177,7 @@ impl Locks {
         self.look(name).await.unwrap()
     }
 
-    /// The waiters are granted the lock, not before this instant.
+    /// Checks that the waiters are granted the lock, but not before this instant.
     async fn are_granted_from(&self, from: BootInstant) {
         for claim in [&self.pushed.1, &self.withdrawn.1] {
             let granted = self.gated.lock(claim);
@@ -226,7 +226,7 @@ async fn a_name_that_is_a_key_of_fencelock_is_refused() {
     store.held(&store.claim("{a}:fencelocked")).await;
 }
 
-/// The server has lost its queue; the waiter goes on waiting.
+/// The server has lost its queue, but the waiter continues to wait.
 #[tokio::test]
 async fn after_a_restart_without_memory_a_claim_that_waited_is_granted_when_the_delay_is_over() {
     let mut server = Server::start().unwrap();
@@ -252,7 +252,7 @@ async fn after_a_restart_without_memory_a_claim_that_waited_is_granted_when_the_
 async fn after_a_failover_nothing_is_granted_before_the_delay_is_over() {
     let group = RedisSentinel::start().unwrap();
     let gated = format!("{}&promotion-delay=5s&{WINDOW}", group.url());
-    // The option adds 4 s, so that every earlier lease has ended for all clients.
+    // 4 s more than the option, so that every earlier lease has ended for all clients.
     let delay = Duration::from_secs(5 + 4);
     let (gated, free) = (
         open(&gated).await,

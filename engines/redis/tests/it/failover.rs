@@ -1,8 +1,7 @@
-//! Fail-overs under load: several clients take one lock again and again while masters are killed, stopped and cut off
-//! from their replicas. Every grant is checked: no token twice, no
-//! token against time, no two holders at once.
+//! Fail-overs under load: several clients take one lock again and again while masters are killed, stopped and cut off from
+//! their replicas. Every grant is checked: no token twice, no token in the wrong order, no two holders at once.
 //!
-//! `FENCELOCK_FAILOVERS=50 cargo test -p fencelock-redis --test it failover -- --nocapture` runs so many of each kind;
+//! `FENCELOCK_FAILOVERS=50 cargo test -p fencelock-redis --test it failover -- --nocapture` runs that many of each kind;
 //! without the variable there are three.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -70,7 +69,7 @@ impl Load {
         self.stays.lock().unwrap().len()
     }
 
-    /// Waits for so many further grants.
+    /// Waits for `grants` further grants.
     async fn goes_on(&self, grants: usize) {
         let (begin, before) = (Clock::Boot.now(), self.count());
         while self.count() < before + grants {
@@ -99,7 +98,7 @@ async fn work(store: Store, name: String, stop: Arc<AtomicBool>, stays: Arc<Mute
         let from = Clock::Boot.now();
         // A client counts on a little less than the lease.
         let ends = grant.counted_from + grant.lease.mul_f64(0.98);
-        // Sometimes held to the end, so that a fail-over meets a holder.
+        // Some locks are held to the end of the lease, so that a fail-over meets a holder.
         let held = if fastrand::u8(..4) == 0 {
             TTL
         } else {
@@ -172,7 +171,7 @@ async fn with_a_promotion_delay_no_failover_grants_twice() {
     let url = format!("{}&promotion-delay=1600ms&claim-window=1s", group.url());
     let load = Load::start(&url, "p").await;
     fail_over(&mut group, &load).await;
-    // And an old master that comes back and does not know that it is replaced.
+    // Also an old master that comes back and does not know that it was replaced.
     let master = group.master().unwrap();
     load.goes_on(3).await;
     group.servers()[master].pause().unwrap();
@@ -184,13 +183,13 @@ async fn with_a_promotion_delay_no_failover_grants_twice() {
     let faults = faults(&stays);
     assert!(faults.is_empty(), "{faults:#?}");
     let store = open(&url).await;
-    // A lease that outlives the delay is not promised.
+    // A lease longer than the delay is not promised.
     assert_eq!(store.engine.promises().max_ttl, ms(1600));
 }
 
-/// What the promises say of asynchronous replicas does happen: two hold at once. Tokens still grow.
+/// The loss that the promises report for asynchronous replicas does happen: two clients hold at once. Tokens still grow.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_either_a_lock_is_lost_as_promises_say() {
+async fn without_replicas_and_delay_a_lock_is_lost_as_the_promises_say() {
     let group = RedisSentinel::start().unwrap();
     let store = open(&group.url()).await;
     let limits = store.engine.promises().limits.clone();
@@ -211,7 +210,7 @@ async fn without_either_a_lock_is_lost_as_promises_say() {
     // The first lease is 30 s long.
     let second = waiter.lock(&next).await.tokens.first;
     assert!(second > token, "{second} after {token}");
-    // The first holder learns of it with its next renewal.
+    // The first holder learns of the loss with its next renewal.
     let begin = Clock::Boot.now();
     loop {
         match store.renew(&claim, token).await {
@@ -240,7 +239,7 @@ async fn too_few_replicas_are_an_error_and_leave_nothing() {
         let left: i64 = group.servers()[0].command(&["EXISTS", "s"]).unwrap();
         assert_eq!(left, 0, "it was withdrawn");
     }
-    // A renewal does not count either.
+    // A renewal without enough replicas fails as well.
     group.mend_replication();
     tokio::task::block_in_place(|| group.await_ready()).unwrap();
     let claim = store.claim("s");

@@ -44,7 +44,7 @@ fn kill_clients(server: &Server) {
 }
 
 #[tokio::test]
-async fn a_killed_connection_costs_a_waiter_only_time() {
+async fn a_waiter_loses_only_time_by_a_killed_connection() {
     let server = server();
     let (store, other) = (open(&server.url()).await, open(&server.url()).await);
     let (first, second, third) = (store.claim("k"), store.claim("k"), other.claim("k"));
@@ -52,12 +52,12 @@ async fn a_killed_connection_costs_a_waiter_only_time() {
     let place = store.waits(&second).await;
     other.waits(&third).await;
     kill_clients(&server);
-    // It is placed again once the connection is replaced, and keeps its place.
+    // The waiter is placed again once the connection is replaced, and keeps its place.
     let changed = tokio::time::timeout(ms(900), store.engine.wait(&second, &place)).await;
     assert!(changed.unwrap().unwrap().is_none());
     let place = store.waits(&second).await;
     assert_eq!(place.ahead, Some(0));
-    // The hold goes on.
+    // The hold continues.
     store.kept(&first, token).await;
     assert_eq!(store.release(&first).await, Withdrawn::Released);
     store.granted(&second, &place).await;
@@ -82,7 +82,7 @@ async fn a_skipped_waiter_keeps_its_place() {
     proxy.refuse(true).unwrap();
     kill_one(&server, &proxy);
     store.release(&first).await;
-    // The second is skipped: the third holds.
+    // The second waiter is skipped: the third one holds.
     let grant = store.lock(&third).await;
     assert!(grant.tokens.first.get() > 0);
     proxy.refuse(false).unwrap();
@@ -163,7 +163,7 @@ fn may_take_effect(withdrawn: &Result<Withdrawn, Error>) -> bool {
     matches!(withdrawn, Err(error) if error.is_away() && error.to_string().contains(why))
 }
 
-/// Withdraws as the core does, until that is final.
+/// Withdraws like the core, until the result is final.
 async fn withdraw_finally(store: &Store, claim: &Claim) -> Withdrawn {
     let begin = Instant::now();
     loop {
@@ -176,7 +176,7 @@ async fn withdraw_finally(store: &Store, claim: &Claim) -> Withdrawn {
     }
 }
 
-/// It happened: a withdrawal over a new connection found nothing, and then the delayed request ran.
+/// A fault that happened: a withdrawal over a new connection found nothing, and then the delayed request ran.
 #[tokio::test]
 async fn a_late_request_leaves_no_holder() {
     let server = server();
@@ -270,7 +270,7 @@ async fn a_grant_does_not_end_an_earlier_request() {
 
 /// A later request without a reply, over a connection that still exists, does not replace the earlier one.
 #[tokio::test]
-async fn of_two_unanswered_requests_neither_is_forgotten() {
+async fn two_unanswered_requests_are_both_remembered() {
     let server = server_without_kill();
     let proxy = Proxy::start(server.port()).unwrap();
     let store = open(&without_kill(proxy.port(), "response-timeout=200ms")).await;
@@ -292,7 +292,7 @@ async fn of_two_unanswered_requests_neither_is_forgotten() {
 
 /// Concurrent withdrawals all try to end the same connections, and fail.
 #[tokio::test]
-async fn concurrent_withdrawals_are_not_taken_for_final() {
+async fn concurrent_withdrawals_are_not_mistaken_for_final() {
     let server = server_without_kill();
     let replica = Server::start().unwrap();
     let port = server.port().to_string();
@@ -306,7 +306,7 @@ async fn concurrent_withdrawals_are_not_taken_for_final() {
     let first = claims();
     join_all(first.iter().map(|claim| store.lock(claim))).await;
     for claim in &first {
-        // On a busy machine it may not be final.
+        // On a busy machine the withdrawal may not be final.
         drop(store.engine.withdraw(claim, Leave::Release).await);
     }
     let second = claims();
@@ -331,7 +331,7 @@ async fn grants_that_wait_for_replicas_do_not_delay_a_renewal() {
     let token = plain.held(&held).await.tokens.first;
     let store = open_with(&server, "replicas=1&response-timeout=1s").await;
     let claims: Vec<Claim> = (0..12).map(|i| store.claim(&format!("r/{i}"))).collect();
-    // Four at a time, each for half a second.
+    // Four grants at a time wait, each for half a second.
     let placed = join_all(claims.iter().map(|claim| store.engine.place(claim)));
     let (placed, renewed) = tokio::join!(placed, store.renew(&held, token));
     assert!(placed.iter().all(Result::is_err));
@@ -342,11 +342,11 @@ async fn grants_that_wait_for_replicas_do_not_delay_a_renewal() {
 }
 
 #[tokio::test]
-async fn too_few_replicas_cost_no_connection() {
+async fn too_few_replicas_break_no_connection() {
     let server = server();
     let store = open_with(&server, "replicas=1&response-timeout=500ms").await;
     assert!(store.engine.place(&store.claim("s")).await.is_err());
-    // Each new connection sends this.
+    // Each new connection sends this command.
     let before = calls(&server, "client|id");
     for _ in 0..4 {
         let error = store.engine.place(&store.claim("s")).await.unwrap_err();
@@ -357,7 +357,7 @@ async fn too_few_replicas_cost_no_connection() {
 
 /// A message over the new connection may announce a grant that a reply over the old one already has.
 #[tokio::test]
-async fn after_a_reconnect_a_hold_is_not_given_back() {
+async fn a_hold_is_not_released_after_a_reconnect() {
     let server = server();
     let store = open(&server.url()).await;
     let claim = store.claim("gb");

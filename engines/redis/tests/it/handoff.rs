@@ -94,7 +94,7 @@ async fn a_push_from_before_the_newest_reply_is_ignored() {
     store.held(&claims[0]).await;
     store.waits(&claims[1]).await;
     store.release(&claims[0]).await;
-    // The grant is pushed, but not taken before its window is over and another claim holds.
+    // The grant is pushed, but its window is over, and another claim holds, before the waiter reads the push.
     let other = open(&server.url()).await;
     let third = other.claim("old");
     let deadline = Instant::now() + Duration::from_secs(5);
@@ -109,7 +109,7 @@ async fn a_push_from_before_the_newest_reply_is_ignored() {
         assert!(Instant::now() < deadline);
         tokio::time::sleep(ms(5)).await;
     }
-    // The push has not been read yet; this reply is newer.
+    // The push has not been read yet, and this reply is newer.
     let newer = store.waits(&claims[1]).await;
     let stale = tokio::time::timeout(ms(100), store.engine.wait(&claims[1], &newer)).await;
     assert!(stale.is_err(), "{stale:?}");
@@ -118,13 +118,13 @@ async fn a_push_from_before_the_newest_reply_is_ignored() {
 }
 
 #[tokio::test]
-async fn a_lost_push_costs_a_recheck_and_no_more() {
+async fn a_lost_push_delays_only_until_the_recheck() {
     let server = server();
     let store = open_with(&server, "claim-window=400ms").await;
     let (first, second) = (store.claim("p"), store.claim("p"));
     store.held(&first).await;
     let place = store.waits(&second).await;
-    // Granted on the server without a message, as if that had been lost.
+    // Grant the lock on the server without a message, as if the message had been lost.
     let value: String = server.command(&["GET", "p"]).unwrap();
     let value = value.replace(&first.id.to_string(), &second.id.to_string());
     let queue = "{p}:fencelock:line";
@@ -144,7 +144,7 @@ async fn a_lost_push_costs_a_recheck_and_no_more() {
 
 /// A waiter whose process listens but does not take the grant delays the queue by one window.
 #[tokio::test]
-async fn an_unconfirmed_grant_costs_one_window() {
+async fn an_unconfirmed_grant_delays_the_queue_by_one_window() {
     let server = server();
     let store = open_with(&server, "claim-window=300ms").await;
     let claims = [store.claim("s"), store.claim("s"), store.claim("s")];
@@ -182,7 +182,7 @@ async fn dead_waiters_are_skipped() {
     nothing_is_left(&server);
 }
 
-/// A claim that does not wait passes dead waiters like one that waits.
+/// A claim that does not wait skips dead waiters, like one that waits.
 #[tokio::test]
 async fn a_free_lock_with_a_dead_queue_is_not_busy() {
     let server = server();
@@ -207,12 +207,12 @@ async fn a_free_lock_with_a_dead_queue_is_not_busy() {
 }
 
 #[tokio::test]
-async fn a_grant_without_a_waiter_is_given_back() {
+async fn a_grant_without_a_waiter_is_released() {
     let server = server();
     let store = open_with(&server, "claim-window=20s").await;
     let (first, third) = (store.claim("b"), store.claim("b"));
     store.held(&first).await;
-    // The server has a waiter of this process that the process does not know.
+    // The server's queue has a waiter that its process does not know.
     let second = store.claim("b");
     store.waits(&second).await;
     let queue = "{b}:fencelock:line";
@@ -302,7 +302,7 @@ async fn a_hand_over_takes_two_commands() {
     let before = commands(&server);
     cycle(&stores, 500).await;
     let spent = commands(&server) - before;
-    // 1000 grants, a few turns at the begin and the end, and the counting itself.
+    // 1000 grants, a few turns at the beginning and the end, and the counting itself.
     assert!(spent <= 2 * 1000 + 20, "{spent} commands for 1000 grants");
 }
 

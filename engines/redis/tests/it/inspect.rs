@@ -1,4 +1,4 @@
-//! Looking at locks, listing them, and taking them from their holders.
+//! Looking at locks, listing them, and evicting their holders.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Stores that are opened only to look: nothing is written, and a server where no lock can be taken can be looked at; the
-//! findings say why.
+//! Stores that are opened only for inspection: nothing is written. A server where no lock can be taken can be inspected, and
+//! the findings say why no lock can be taken.
 
 use std::time::Instant;
 
@@ -128,7 +128,7 @@ async fn a_replica_can_be_looked_at_and_nothing_is_taken_there() {
     assert!(matches!(error, Error::Config { .. }), "{error}");
     let text = error.to_string();
     assert!(text.contains("replica") && text.contains(&port), "{text}");
-    // The master becomes a replica of the other while the store is open: that may be temporary.
+    // The master becomes a replica of the other server while the store is open. That may be temporary.
     let other = replica.port().to_string();
     let _: String = replica.command(&["REPLICAOF", "NO", "ONE"]).unwrap();
     let _: String = master.command(&["REPLICAOF", "127.0.0.1", &other]).unwrap();
@@ -161,7 +161,7 @@ async fn a_full_server_can_be_looked_at_and_is_reported() {
     assert!(error.to_string().contains("maxmemory"), "{error}");
 }
 
-/// Also a user who may run no scripts and use no channels.
+/// The user may run no scripts and use no channels.
 #[tokio::test]
 async fn a_user_who_may_only_read_can_look() {
     let reads = "resetchannels ~* -@all +hello +client|id +info +config|get +time +get +pttl +zrange +hgetall +hmget +scan";

@@ -26,7 +26,7 @@ async fn a_late_place_does_not_shorten_a_lease() {
         assert_eq!(again.lease, ms(2000));
         let left = Store::pttl(&server, claim.name.as_str());
         assert!(left > 20_000, "{}: {left} ms are left", claim.name);
-        // A longer lease counts.
+        // A longer lease takes effect.
         let longer = claim.clone().ttl(ms(60_000));
         late.held(&longer).await;
         assert!(Store::pttl(&server, claim.name.as_str()) > 50_000);
@@ -79,7 +79,7 @@ async fn a_renewal_names_a_token_of_its_range_and_the_last_one_stays() {
         assert!(kept(store.renew(&claim, at(offset)).await));
         assert_eq!(shown().await, Some(at(offset)));
     }
-    // This renewal was sent before the last one.
+    // This renewal stands for one that was sent before the last one.
     assert!(kept(store.renew(&claim, at(3)).await));
     assert_eq!(shown().await, Some(at(7)));
     store.lost(&claim, at(8)).await;

@@ -1,4 +1,4 @@
-//! Typed options and own clients: they lock what a URL locks, and what they say is used.
+//! Typed options and clients of the driver: their locks are those of the URL, and every option takes effect.
 
 use fencelock_core::engine::Standing;
 use fencelock_core::{Engine, Error, LockName};
@@ -8,7 +8,7 @@ use fencelock_testbed::{Redis as Server, RedisCluster, RedisSentinel};
 use crate::redlock::nodes::{Nodes, age, open as open_redlock, url};
 use crate::support::{Store, ms, open};
 
-/// A lock that `options` take is held for who looks by the URL.
+/// A lock that is taken with `options` is held for a client of the URL.
 async fn locks_for(options: Options, url: &str) -> Store {
     let (one, two) = (
         Store::new(Redis::connect(options).await.unwrap()),
@@ -34,7 +34,7 @@ fn host(server: &Server) -> String {
 }
 
 #[tokio::test]
-async fn options_lock_what_the_url_locks() {
+async fn options_and_url_lock_the_same() {
     let server = Server::builder()
         .user("me", "a/b@c", "~* &* +@all")
         .start()
@@ -49,7 +49,7 @@ async fn options_lock_what_the_url_locks() {
 }
 
 #[tokio::test]
-async fn an_own_client_brings_its_credentials() {
+async fn credentials_of_the_drivers_client_are_used() {
     let server = Server::builder()
         .password("secret")
         .unix_socket()
@@ -67,7 +67,7 @@ async fn an_own_client_brings_its_credentials() {
     ))))
     .await;
     assert!(matches!(error, Error::Refused { .. }), "{error}");
-    // What the client says is not said again.
+    // An option that the client already sets is refused.
     for (options, word) in [
         (Options::from_client(own.clone()).user("me"), "user"),
         (Options::from_client(own.clone()).password("x"), "password"),
@@ -81,7 +81,7 @@ async fn an_own_client_brings_its_credentials() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sentinels_by_options_and_by_own_clients() {
+async fn sentinels_by_options_and_by_clients_of_the_driver() {
     let group = RedisSentinel::start().unwrap();
     let url = group.url();
     let password = std::fs::read_to_string(group.password_file()).unwrap();
@@ -101,7 +101,7 @@ async fn sentinels_by_options_and_by_own_clients() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cluster_by_options_and_by_own_clients() {
+async fn a_cluster_by_options_and_by_clients_of_the_driver() {
     let cluster = RedisCluster::start(3, 0, 60_000, None).unwrap();
     let nodes = || cluster.nodes().iter().take(2).map(host);
     let url = cluster.url();
@@ -116,7 +116,7 @@ async fn a_cluster_by_options_and_by_own_clients() {
 
 #[cfg(feature = "tls")]
 #[tokio::test]
-async fn tls_by_options_and_by_an_own_client() {
+async fn tls_by_options_and_by_a_client_of_the_driver() {
     let server = Server::builder().tls().start().unwrap();
     let host = format!("localhost:{}", server.tls_port().unwrap());
     let url = format!("rediss://{host}?tls-ca={}", server.ca());
@@ -131,7 +131,7 @@ async fn tls_by_options_and_by_an_own_client() {
 }
 
 #[tokio::test]
-async fn redlock_by_options_and_by_own_clients() {
+async fn redlock_by_options_and_by_clients_of_the_driver() {
     let nodes = Nodes::start_fresh(|| Server::builder().password("secret"));
     nodes.servers.iter().for_each(age);
     let hosts = || nodes.servers.iter().map(host);

@@ -50,7 +50,7 @@ async fn tokens_still_grow_after_a_snapshot_was_restored() {
     drill(
         Server::start().unwrap(),
         |server| server.command(&["SAVE"]).unwrap(),
-        // It is killed, so it has only that file.
+        // The server is killed, so it has only that file.
         |server| server.restart().unwrap(),
     )
     .await;

@@ -105,9 +105,9 @@ async fn a_live_waiting_writer_is_not_overtaken_by_readers() {
     }
 }
 
-/// A model found this: the late renewal of a reader cut the lease of the next writer from 30 s to 0.2 s.
+/// A fault that a model found: the late renewal of a reader cut the lease of the next writer from 30 s to 0.2 s.
 #[tokio::test]
-async fn a_late_renewal_of_a_reader_does_not_touch_the_writer() {
+async fn a_late_renewal_of_a_reader_does_not_change_the_writers_lease() {
     let server = server();
     let store = open(&server.url()).await;
     let reader = store.shared("l").ttl(ms(200));
@@ -123,7 +123,7 @@ async fn a_late_renewal_of_a_reader_does_not_touch_the_writer() {
 }
 
 #[tokio::test]
-async fn a_renewal_of_a_reader_does_not_touch_another_clients_value() {
+async fn a_renewal_of_a_reader_does_not_change_another_clients_value() {
     let server = server();
     let store = open(&server.url()).await;
     let reader = store.shared("t");

@@ -1,4 +1,4 @@
-//! What the tests share: stores, claims, and short forms of calls.
+//! Common parts of the tests: stores, claims, and short forms of calls.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -76,7 +76,7 @@ pub(crate) const fn ms(millis: u64) -> Duration {
 }
 
 impl Store<Redis> {
-    /// A claim that waits, for 30 s, recorded: by script.
+    /// A claim that waits for 30 s and is recorded, so it is placed by script.
     pub(crate) fn claim(&self, name: &str) -> Claim {
         Claim::new(self.ids.next(), "tester", LockName::new(name).unwrap()).record(true)
     }
@@ -96,7 +96,7 @@ impl Store<Redis> {
         })
     }
 
-    /// For how many ms more the server keeps the lock.
+    /// How many ms longer the server keeps the lock.
     pub(crate) fn pttl(server: &fencelock_testbed::Redis, name: &str) -> i64 {
         server.command(&["PTTL", name]).unwrap()
     }
@@ -134,7 +134,7 @@ impl<E: Engine> Store<E> {
         }
     }
 
-    /// As the core does it: places the claim, waits until the recheck, and places it again.
+    /// Like the core: places the claim, waits until the recheck, and places it again.
     pub(crate) async fn lock(&self, claim: &Claim) -> Grant {
         loop {
             let place = match self.engine.place(claim).await {

@@ -94,7 +94,7 @@ impl<D: Dialect> State<D> {
             match self.within(&action, acquired).await {
                 Ok(Some(tokens)) => {
                     let mut hold = Hold::new(conn, claim, tokens);
-                    // The lease counts from the last request at the latest, and a slow network has cost some of it.
+                    // The lease counts from the last request at the latest, and a slow network may have used up a part of it.
                     let asked_at = match Clock::Boot.now().since(asked_at) < claim.ttl / 8 {
                         true => asked_at,
                         false => self.keep_alive(&mut hold, claim).await.unwrap_or(asked_at),
@@ -114,7 +114,7 @@ impl<D: Dialect> State<D> {
         }
     }
 
-    /// A fresh connection if the failed one had probably ended in the pool; the error otherwise.
+    /// Replaces a failed connection if it had probably ended in the pool. Otherwise returns the error.
     async fn after_failure(
         &self,
         claim: &Claim,
@@ -122,7 +122,7 @@ impl<D: Dialect> State<D> {
         conn: PooledSession<D>,
         error: Error,
     ) -> Result<PooledSession<D>> {
-        // The connection may also have ended just now, and the server may not have noticed.
+        // The connection may also have ended just now, and the server may not have noticed it.
         *entry = Entry::given_up(self.session_id(&conn), claim, false);
         let ended_in_pool = conn.used_before && conn.signal.is_closed();
         if !ended_in_pool || !matches!(error, Error::Unavailable { .. }) {
@@ -141,7 +141,7 @@ impl<D: Dialect> State<D> {
         Error::unavailable(&*self.dialect, action, why)
     }
 
-    /// The claim holds. The lease counts from `asked_at`.
+    /// Notes that the claim holds. The lease counts from `asked_at`.
     async fn hold(
         &self,
         claim: &Claim,
@@ -173,7 +173,7 @@ impl<D: Dialect> State<D> {
         recorded.map(|_| Standing::Held(grant))
     }
 
-    /// A claim that holds is placed again: prolong it, or change its mode.
+    /// Prolongs a claim that holds and is placed again, or changes its mode.
     async fn prolong(
         &self,
         claim: &Claim,

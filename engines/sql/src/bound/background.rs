@@ -23,7 +23,7 @@ pub(super) async fn check_connections<D: Dialect>(state: Weak<State<D>>, every: 
         };
         let entries: Vec<EntryLock<D>> = state.entries.lock().values().cloned().collect();
         let holding = entries.iter().filter_map(|entry| {
-            // A task that works on an entry finds out by itself.
+            // A task that works on an entry notices the end by itself.
             match &*entry.try_lock().ok()? {
                 Entry::Holding(hold) => {
                     let signal = Arc::clone(&hold.conn.signal);
@@ -36,7 +36,7 @@ pub(super) async fn check_connections<D: Dialect>(state: Weak<State<D>>, every: 
         if ids.is_empty() {
             continue;
         }
-        // Without an answer nothing is known.
+        // Without an answer nothing is known about these connections.
         let ended =
             on_control!(state.control, "check connections", ended(&ids)).unwrap_or_default();
         let all = ids.iter().zip(&signals);

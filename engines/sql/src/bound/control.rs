@@ -57,7 +57,7 @@ impl<D: Dialect> Control<D> {
         timed(&*self.dialect, self.settings.response_timeout, action, call).await
     }
 
-    /// The connection, taken out, so that a dropped call leaves none in an unknown state; and whether it is fresh.
+    /// Takes out the connection, so that a dropped call cannot leave it in an unknown state. Also returns whether it is fresh.
     pub(super) async fn take(
         &self,
         slot: &mut Option<(D::Session, Arc<CloseSignal>)>,

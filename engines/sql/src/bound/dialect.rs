@@ -20,7 +20,7 @@ pub struct SessionId(pub String);
 /// The record of a hold, or of a waiter (without tokens).
 #[derive(Clone, Debug)]
 pub struct Record {
-    /// Who holds.
+    /// The claim that holds.
     pub claim: ClaimId,
     /// The lock.
     pub name: LockName,
@@ -38,7 +38,7 @@ pub struct Record {
     pub ttl: Duration,
     /// When the hold began.
     pub since: BootInstant,
-    /// The connection that the hold is bound to.
+    /// The connection to which the hold is bound.
     pub session: SessionId,
 }
 
@@ -53,11 +53,11 @@ impl Record {
 
 /// The statements of one strategy on one kind of database.
 ///
-/// A call may be dropped when its time is up. After that the connection still works, or its [`CloseSignal`] is closed.
-/// Errors are `Unavailable` if the connection is of no more use.
+/// A call may be dropped when its time is up. After that the connection still works, or its [`CloseSignal`] is closed. An error
+/// is `Unavailable` if the connection can no longer be used.
 #[async_trait]
 pub trait Dialect: fmt::Debug + fmt::Display + Send + Sync + 'static {
-    /// A connection. Its end (also by a drop) frees what it holds and waits for.
+    /// A connection. When it ends, also by a drop, the server frees what it holds, and its waits end.
     type Session: Send + 'static;
 
     /// Times and bounds from the URL.
@@ -66,7 +66,7 @@ pub trait Dialect: fmt::Debug + fmt::Display + Send + Sync + 'static {
     /// Whether the store was opened for inspection only: nothing is created and nothing is written.
     fn inspect_only(&self) -> bool;
 
-    /// What this store promises, asked of the server.
+    /// What this store promises, according to the server.
     async fn promises(&self, control: &mut Self::Session) -> Result<Promises>;
 
     /// Problems of the server as it is now, beyond the limits of the promises.
@@ -81,10 +81,10 @@ pub trait Dialect: fmt::Debug + fmt::Display + Send + Sync + 'static {
     /// What names the connection at the server.
     fn session_id(&self, session: &Self::Session) -> SessionId;
 
-    /// Lifts the token counter above this floor. Where the promises say that floors are refused, it is never called.
+    /// Lifts the token counter above this floor. Never called if the promises say that floors are refused.
     async fn raise_tokens(&self, session: &mut Self::Session, floor: Token) -> Result<()>;
 
-    /// Acquires the lock if it is free, and draws tokens after that. From then on the server ends the connection when it is
+    /// Acquires the lock if it is free, and draws tokens after that. From then on the server ends the connection if it is
     /// silent for `idle`.
     async fn try_acquire(
         &self,
@@ -93,7 +93,7 @@ pub trait Dialect: fmt::Debug + fmt::Display + Send + Sync + 'static {
         idle: Duration,
     ) -> Result<Option<Tokens>>;
 
-    /// The same, but waits in the server as long as it takes. Retries after errors that a retry can mend.
+    /// Acquires the lock, and waits for it in the server without a limit. Retries after errors after which a retry may succeed.
     async fn acquire(
         &self,
         session: &mut Self::Session,
@@ -101,16 +101,16 @@ pub trait Dialect: fmt::Debug + fmt::Display + Send + Sync + 'static {
         idle: Duration,
     ) -> Result<Tokens>;
 
-    /// A sign of life. The server ends the connection when it is silent for `idle` from then on.
+    /// A sign of life. From then on the server ends the connection if it is silent for `idle`.
     async fn keep_alive(&self, session: &mut Self::Session, idle: Duration) -> Result<()>;
 
-    /// From exclusive mode to the claim's mode, without a gap. Draws new tokens before others can come in.
+    /// Downgrades from exclusive mode to the claim's mode, without a gap. Draws new tokens before others can hold.
     async fn downgrade(&self, session: &mut Self::Session, claim: &Claim) -> Result<Tokens>;
 
     /// Releases the lock and keeps the connection. False if the connection did not hold the lock.
     async fn release(&self, session: &mut Self::Session, claim: &Claim) -> Result<bool>;
 
-    /// Writes these records, and returns which of `asked` were asked to let go.
+    /// Writes these records, and returns which claims of `asked` were asked to release.
     async fn record(
         &self,
         control: &mut Self::Session,
@@ -124,7 +124,7 @@ pub trait Dialect: fmt::Debug + fmt::Display + Send + Sync + 'static {
     /// The lock as recorded, by open connections alone.
     async fn look(&self, control: &mut Self::Session, name: &LockName) -> Result<LockView>;
 
-    /// Whether there is a record of everybody who holds the lock.
+    /// Whether all holders of the lock are recorded.
     async fn is_recorded(&self, control: &mut Self::Session, name: &LockName) -> Result<bool>;
 
     /// At most `limit` locks that are recorded as held, by open connections alone, whose names come after `after`.
@@ -136,7 +136,7 @@ pub trait Dialect: fmt::Debug + fmt::Display + Send + Sync + 'static {
         limit: usize,
     ) -> Result<Page<LockView>>;
 
-    /// Ends the holder's connection, or notes that it was asked to let go.
+    /// Ends the holder's connection, or notes that it was asked to release.
     async fn evict(
         &self,
         control: &mut Self::Session,
@@ -166,6 +166,6 @@ pub trait Dialect: fmt::Debug + fmt::Display + Send + Sync + 'static {
     /// Ends that connection, if it is still open, and deletes its records. Returns when it holds nothing more.
     async fn end(&self, control: &mut Self::Session, session: &SessionId) -> Result<()>;
 
-    /// Deletes the records of ended connections, and rows that nobody uses.
+    /// Deletes the records of ended connections, and unused rows.
     async fn clean_up(&self, control: &mut Self::Session) -> Result<()>;
 }

@@ -48,7 +48,7 @@ impl<D: Dialect> BoundEngine<D> {
             closed: AtomicBool::new(false),
         });
         let mut tasks = Vec::new();
-        // An inspecting client writes nothing, also not to clean up.
+        // An inspecting client writes nothing, and so does not clean up.
         if !state.dialect.inspect_only() {
             tasks.push(tokio::spawn(record_lasting(
                 Arc::downgrade(&state),
@@ -127,7 +127,7 @@ impl<D: Dialect> Engine for BoundEngine<D> {
         Ok(withdrawn)
     }
 
-    /// Holds whose connection ended. A request to let go arrives with a renewal.
+    /// Reports holds whose connection ended. A request to release arrives with a renewal.
     fn events(&self) -> Result<EventStream> {
         self.events.take(self)
     }

@@ -13,7 +13,7 @@ use super::queue::Ticket;
 
 #[derive(Default)]
 pub(super) enum Entry<D: Dialect> {
-    /// The claim has nothing, and asks for nothing.
+    /// The claim neither holds nor waits.
     #[default]
     Empty,
     /// The claim queues in this process for a connection. The server knows nothing of it.
@@ -27,7 +27,7 @@ pub(super) enum Entry<D: Dialect> {
         session: SessionId,
         /// Whether the claim was known to hold.
         held: bool,
-        /// By then the server has ended the connection by itself.
+        /// At this time the server has ended the connection by itself.
         until: BootInstant,
     },
 }
@@ -38,11 +38,11 @@ pub(super) struct Hold<D: Dialect> {
     pub(super) mode: Mode,
     pub(super) tokens: Tokens,
     since: BootInstant,
-    /// So long the server keeps the connection if it stays silent.
+    /// Until when the server keeps the connection if it stays silent.
     until: BootInstant,
     /// Whether there may be a record of the claim.
     pub(super) listed: bool,
-    /// The last record of it.
+    /// The last record of the hold.
     pub(super) recorded: Option<Record>,
 }
 
@@ -61,13 +61,13 @@ impl<D: Dialect> Hold<D> {
         })
     }
 
-    /// The claim with a ttl that leaves it no less than the connection has: its lease does not become shorter.
+    /// The claim with a ttl that is not shorter than the rest of the connection's lease.
     pub(super) fn no_shorter(&self, claim: &Claim) -> Claim {
         let left = self.until.since(Clock::Boot.now());
         claim.clone().ttl(claim.ttl.max(left))
     }
 
-    /// The connection gave a sign of life at this time, with this idle timeout.
+    /// Notes a sign of life of the connection at this time, with this idle timeout.
     pub(super) fn lives(&mut self, at: BootInstant, idle: Duration) {
         self.until = at + idle;
     }
@@ -98,19 +98,19 @@ impl Drop for Task {
     }
 }
 
-/// A wait that goes on in the background.
+/// A wait in the background.
 pub(super) struct Waiting<D: Dialect> {
     pub(super) task: Task,
     pub(super) outcome: Arc<Outcome<D>>,
     /// The record of the waiter, which names the connection that it waits on.
     pub(super) record: Record,
-    /// Whether that may be written, and whether it is.
+    /// Whether the record may have been written, and whether it was.
     pub(super) listed: bool,
     pub(super) recorded: bool,
 }
 
 impl<D: Dialect> Waiting<D> {
-    /// What the wait came to; `None` while it goes on.
+    /// The result of the wait; `None` while it goes on.
     pub(super) fn take(&self) -> Option<Result<Box<Hold<D>>>> {
         let result = self.outcome.take()?;
         Some(result.map(|mut hold| {
@@ -119,10 +119,10 @@ impl<D: Dialect> Waiting<D> {
         }))
     }
 
-    /// Ends the wait. Returns the hold if the claim was just granted, else the connection that was given up.
+    /// Ends the wait. Returns the hold if the claim was just granted, otherwise the connection that was given up.
     pub(super) async fn end(mut self) -> Result<Box<Hold<D>>, SessionId> {
         self.task.0.abort();
-        // Aborted or finished: both end it.
+        // It was aborted or has finished.
         let _ = (&mut self.task.0).await;
         match self.take() {
             Some(Ok(hold)) => Ok(hold),

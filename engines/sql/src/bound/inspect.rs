@@ -10,17 +10,17 @@ use super::control::on_control;
 use super::dialect::Dialect;
 use super::state::{RECORD_AFTER, State};
 
-/// How often a look checks that all holders are recorded. After that it takes what there is.
+/// How often a look checks that all holders are recorded. After that it returns the records that exist.
 const CHECKS: u32 = 20;
 
-/// A record as it was read.
+/// A record as it was read from the database.
 #[derive(Debug)]
 pub struct RecordView {
     /// The lock.
     pub name: LockName,
     /// The claim; a waiter's has no token.
     pub holder: HolderView,
-    /// Whether it holds; else it waits.
+    /// Whether it holds; otherwise it waits.
     pub holds: bool,
 }
 

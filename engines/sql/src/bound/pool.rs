@@ -32,7 +32,7 @@ pub(super) struct Pool<D: Dialect> {
 pub(super) struct PooledSession<D: Dialect> {
     pub(super) session: D::Session,
     pub(super) signal: Arc<CloseSignal>,
-    /// Whether it served another claim before.
+    /// Whether it has served another claim.
     pub(super) used_before: bool,
     permit: Permit,
 }
@@ -122,7 +122,7 @@ impl<D: Dialect> Pool<D> {
         }
     }
 
-    /// Closes connections that nobody needed for a while.
+    /// Closes connections that were not needed for a while.
     pub(super) fn trim(&self) {
         let now = Clock::Boot.now();
         self.free

@@ -10,7 +10,7 @@ use tokio::sync::{AcquireError, Mutex, OwnedSemaphorePermit, Semaphore};
 /// The right to one connection.
 pub(super) type Permit = OwnedSemaphorePermit;
 
-/// A claim's place in the queue; first come, first served. A drop leaves the queue, and passes on what has come.
+/// A claim's place in the queue; first come, first served. A drop leaves the queue, and passes on a permit that has arrived.
 pub(super) struct Ticket(Mutex<Turn>);
 
 enum Turn {
@@ -25,7 +25,7 @@ impl Ticket {
         Self(Mutex::new(Turn::Ahead(Box::pin(permit))))
     }
 
-    /// Returns once it is the claim's turn. May be dropped: the ticket keeps its place.
+    /// Returns once it is the claim's turn. Cancel safe: the ticket keeps its place.
     pub(super) async fn turn(&self) {
         let mut turn = self.0.lock().await;
         if let Turn::Ahead(permit) = &mut *turn {
@@ -34,7 +34,7 @@ impl Ticket {
         }
     }
 
-    /// What the turn brought; `None` if it has not come.
+    /// The result of the turn; `None` if it has not come yet.
     pub(super) fn take(&self) -> Option<Result<Permit>> {
         // A task that has it locked waits for the turn.
         let mut turn = self.0.try_lock().ok()?;
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_ticket_keeps_its_place_and_passes_on_what_has_come() {
+    async fn a_ticket_keeps_its_place_and_passes_on_its_permit() {
         let permits = Arc::new(Semaphore::new(1));
         let held = Arc::clone(&permits).try_acquire_owned().unwrap();
         let [first, second, third] = [(); 3].map(|()| Ticket::new(&permits));
@@ -71,7 +71,7 @@ mod tests {
         drop(held);
         assert!(second.turn().now_or_never().is_none());
         first.turn().now_or_never().unwrap();
-        // With the permit, untaken.
+        // The first ticket has its permit, which was not taken out.
         drop(first);
         let permit = second.take().unwrap().unwrap();
         assert!(third.take().is_none());

@@ -11,14 +11,14 @@ use super::entry::Entry;
 use super::state::{EntryLock, RECORD_AFTER, State};
 
 impl<D: Dialect> State<D> {
-    /// Records the claim if it still holds or waits in [`RECORD_AFTER`].
+    /// Records the claim if it still holds or waits after [`RECORD_AFTER`].
     pub(super) fn record_later(&self, claim: &Claim) {
-        // The recording task lives as long as the engine.
+        // This cannot fail: the recording task lives as long as the engine.
         let _ = self.to_record.send((claim.id, Clock::Boot.now()));
     }
 
-    /// Records those of these entries that hold or wait in the server and have no record yet. If that fails, a renewal or a
-    /// recheck does it.
+    /// Records the entries that hold or wait in the server and have no record yet. If that fails, a renewal or a recheck
+    /// records them.
     async fn record(&self, entries: Vec<EntryLock<D>>) {
         // Locked until the records are written, so that a release comes after that.
         let mut locked: Vec<OwnedMutexGuard<Entry<D>>> = Vec::new();
@@ -44,7 +44,7 @@ impl<D: Dialect> State<D> {
         }
     }
 
-    /// The record that an entry should have and has not. Whatever becomes of it, the release deletes it.
+    /// The record that an entry should have and does not have. The release deletes it, whether writing succeeds or not.
     fn unwritten(&self, entry: &mut Entry<D>) -> Option<Record> {
         match entry {
             Entry::Holding(hold) if hold.recorded.is_none() => {
@@ -66,7 +66,7 @@ impl<D: Dialect> State<D> {
     }
 }
 
-/// Records holds and waits that have lasted for [`RECORD_AFTER`], and those of as long a time together.
+/// Records holds and waits that have lasted for [`RECORD_AFTER`], those of the same time together.
 pub(super) async fn record_lasting<D: Dialect>(
     state: Weak<State<D>>,
     mut begun: mpsc::UnboundedReceiver<(ClaimId, BootInstant)>,

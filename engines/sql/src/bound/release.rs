@@ -82,14 +82,14 @@ impl<D: Dialect> State<D> {
             return Ok(Withdrawn::Expired);
         }
         let action = format!("release lock {}", claim.name);
-        // The record goes first, so that nobody sees it beside that of the next holder.
+        // The record is deleted first, so that no client sees it together with that of the next holder.
         let deleted = match hold.listed {
             true => on_control!(self.control, "release a lock", delete_record(claim.id)),
             false => Ok(()),
         };
         let released = self.dialect.release(&mut hold.conn.session, claim);
         let released = self.within(&action, released).await;
-        // A record that stays would look like a hold as long as the connection is open.
+        // A record that stays would look like a hold while the connection is open.
         match released.and_then(|released| deleted.map(|()| released)) {
             Ok(true) => {
                 self.pool.put_back(hold.conn);
@@ -99,7 +99,7 @@ impl<D: Dialect> State<D> {
             Err(error) => {
                 *entry = Entry::given_up(id, claim, true);
                 drop(hold);
-                // Whether or not the release arrived, the end of the connection is a release.
+                // The end of the connection is a release, whether the request arrived or not.
                 match self.end_given_up(entry).await {
                     Ok(()) => Ok(Withdrawn::Released),
                     Err(_) => Err(error),

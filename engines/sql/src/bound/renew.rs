@@ -12,12 +12,12 @@ use super::dialect::{Dialect, Record};
 use super::entry::{Entry, Hold};
 use super::state::State;
 
-/// A renewal; for a hold that was kept also its record, and whether the record is new.
+/// A renewal. For a hold that was kept it also has the record, and whether the record is new.
 type Renewed = (Renewal, Option<(Record, bool)>);
 
 impl<D: Dialect> State<D> {
     pub(super) async fn renew(self: &Arc<Self>, held: &[HeldClaim]) -> Vec<Renewal> {
-        // Neither a silent connection nor a silent control connection may cost the other holds their leases. A renewal comes
+        // A silent connection, or a silent control connection, must not end the leases of the other holds. A renewal comes
         // after a third of the ttl; after both shares some of the ttl is left.
         let shortest = held.iter().map(|held| held.claim.ttl).min();
         let share = shortest.map_or(Duration::ZERO, |ttl| ttl / 4);
@@ -78,7 +78,7 @@ impl<D: Dialect> State<D> {
         Ok(asked_at)
     }
 
-    /// Records what changed about renewed holds, and learns which of them were asked to let go.
+    /// Records what changed about renewed holds, and learns which of them were asked to release.
     async fn record_renewed(self: &Arc<Self>, renewals: &mut [Renewed], share: Duration) {
         let kept = || renewals.iter().filter_map(|(_, record)| record.as_ref());
         let claims: Vec<ClaimId> = kept().map(|(record, _)| record.claim).collect();
@@ -128,7 +128,8 @@ impl<D: Dialect> State<D> {
     }
 }
 
-/// The call's answer within its share of time. A late call goes on in the background: cutting it off may cost its connection.
+/// The call's answer within its share of time. A late call goes on in the background, because dropping it may end its
+/// connection.
 async fn in_share<T: Send + 'static>(
     share: Duration,
     call: impl Future<Output = T> + Send + 'static,

@@ -1,4 +1,4 @@
-//! Tells at once that a connection has ended, and which claim loses its hold by that.
+//! Reports at once that a connection has ended, and which claim loses its hold by that.
 
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ impl CloseSignal {
         })
     }
 
-    /// The connection has ended. The dialect calls this as soon as it knows.
+    /// Notes that the connection has ended. The dialect calls this as soon as it knows.
     pub fn close(&self) {
         let mut state = self.state.lock();
         state.closed = true;
@@ -54,14 +54,14 @@ impl CloseSignal {
         self.state.lock().closed
     }
 
-    /// From now on this claim is lost with the connection. False if the connection has ended already.
+    /// From now on the end of the connection is the loss of this claim. False if the connection has ended already.
     pub fn bind(&self, claim: ClaimId) -> bool {
         let mut state = self.state.lock();
         state.claim = (!state.closed).then_some(claim);
         !state.closed
     }
 
-    /// No claim is lost with the connection any more. False if the connection has ended already.
+    /// From now on the end of the connection is no loss of a claim. False if the connection has ended already.
     pub fn unbind(&self) -> bool {
         let mut state = self.state.lock();
         state.claim = None;

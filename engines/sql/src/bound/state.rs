@@ -46,7 +46,7 @@ impl<D: Dialect> State<D> {
         Ok(())
     }
 
-    /// Refuses what needs the right to write.
+    /// Refuses an action that writes, if the store was opened for inspection.
     pub(super) fn check_writes(&self, what: &'static str) -> Result<()> {
         match self.dialect.inspect_only() {
             true => Err(Error::unsupported(&*self.dialect, what, INSPECT_ONLY)),

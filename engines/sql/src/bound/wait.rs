@@ -11,7 +11,7 @@ use super::pool::PooledSession;
 use super::state::{CLAIM_WINDOW, State};
 
 impl<D: Dialect> State<D> {
-    /// Begins to wait for a lock that somebody else holds.
+    /// Begins to wait for a lock that another claim holds.
     pub(super) fn wait(self: &Arc<Self>, claim: &Claim, conn: PooledSession<D>) -> Entry<D> {
         let record = waiter(claim, self.session_id(&conn));
         let outcome = Arc::new(Outcome::default());

@@ -120,11 +120,11 @@ async fn place<D: Dialect>(
     }
 }
 
-/// What to do about a claim whose lock was read.
+/// What to do for a claim after its lock was read.
 enum Decision<'a> {
     /// Nothing needs to be written.
     Answer(Standing),
-    /// What was read holds no more: read again.
+    /// The lock has changed since it was read: read again.
     Again,
     /// Write this change, which grants the lock.
     Grant(Change<'a>),
@@ -210,7 +210,7 @@ async fn fast_path<D: Dialect>(
     Ok(Some(waiting(asked_at, queued.ahead, left)))
 }
 
-/// Whether these tokens are good. If not, the counter was lost: the grant is taken back and the counter is lifted.
+/// Whether these tokens can be used. If not, the counter was lost: the grant is taken back and the counter is lifted.
 async fn accept<D: Dialect>(
     dialect: &D,
     session: &mut D::Session,
@@ -226,7 +226,7 @@ async fn accept<D: Dialect>(
     Ok(false)
 }
 
-/// Keeps a place in the queue if it is there and needs it by now. `false` if the place has to be taken anew.
+/// Keeps a place in the queue if it exists and must be prolonged now. `false` if the place must be taken anew.
 async fn keep_place<D: Dialect>(
     dialect: &D,
     session: &mut D::Session,
@@ -239,7 +239,7 @@ async fn keep_place<D: Dialect>(
     if left.is_zero() {
         return Ok(false);
     }
-    // While half of the window is left, there is nothing to write, unless the claim has come here from another process.
+    // While half of the window is left, nothing must be written, unless another process placed the claim before.
     let same = mine.is_some_and(|mine| mine.mode == claim.mode && dialect.hears(mine));
     if left > CLAIM_WINDOW / 2 && same {
         return Ok(true);
@@ -264,7 +264,8 @@ fn refuse_stronger<D: Dialect>(dialect: &D, held: Mode) -> Error {
     )
 }
 
-/// In the queue. `left`: how long the first holder to expire has left, if only holders are in the way.
+/// The answer for a claim in the queue. `left` is the remaining time of the holder that expires first, if only holders are in
+/// the way.
 fn waiting(asked_at: BootInstant, ahead: u64, left: Option<Duration>) -> Standing {
     let over = left.map_or(RECHECK, |left| left + Duration::from_millis(1));
     Standing::Waiting(Place::new(asked_at + over.min(RECHECK)).ahead(ahead))

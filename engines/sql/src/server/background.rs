@@ -12,7 +12,7 @@ use super::pool::{Lane, attempt};
 use super::release::forget_settled;
 use super::state::{Done, State, Tried, action, write};
 
-/// How often each engine looks for expired rows of locks that nobody uses any more.
+/// How often each engine looks for expired rows of unused locks.
 const REAP: Duration = Duration::from_secs(30);
 
 impl<D: Dialect> State<D> {

@@ -1,4 +1,4 @@
-//! A change of a lock's rows, and all that follows from it.
+//! A change of a lock's rows, and everything that follows from it.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use fencelock_core::{ClaimId, LockName, Token, Tokens};
 use super::stored::{DbInstant, Snapshot};
 use crate::lease::{self, Holder, Rows, Waiter};
 
-/// A change of a lock's rows, beside the removal of expired ones.
+/// A change of a lock's rows, besides the removal of expired ones.
 #[derive(Clone, Copy, Debug)]
 pub enum Change<'a> {
-    /// Draw tokens and store a holder. Its place in the queue is over.
+    /// Draw tokens and store a holder. Its place in the queue ends.
     Grant {
         /// The new holder.
         claim: &'a Claim,
@@ -41,10 +41,10 @@ pub enum Change<'a> {
     Abandon {
         /// The hold.
         holder: &'a Holder<DbInstant>,
-        /// How long the lock stays taken.
+        /// How long the lock stays held.
         lock_delay: Duration,
     },
-    /// Note that the holder was asked to let go.
+    /// Note that the holder was asked to release.
     Ask {
         /// The hold.
         holder: &'a Holder<DbInstant>,
@@ -58,7 +58,7 @@ pub enum Change<'a> {
 pub struct Write<'a> {
     /// The lock.
     pub name: &'a LockName,
-    /// The gate's version as it was read. Nothing is written if it is another one by now.
+    /// The gate's version as it was read. Nothing is written if it is a different one now.
     pub version: u64,
     /// The holders that had expired. If one of them has not (its renewal arrived meanwhile), only removals may be done.
     pub expired_holders: Vec<&'a Holder<DbInstant>>,
@@ -68,7 +68,7 @@ pub struct Write<'a> {
     pub change: Change<'a>,
     /// Whether after the change one claim holds and the queue is empty.
     pub alone: bool,
-    /// Whether after the change the gate has neither holders nor a queue, and goes as well.
+    /// Whether after the change the gate has neither holders nor a queue, and so is deleted as well.
     pub last: bool,
     /// The waiters that may hold after the change, and the addresses of their processes.
     pub next: Vec<(ClaimId, Option<Vec<u8>>)>,
@@ -84,11 +84,11 @@ pub enum Written {
 }
 
 impl<'a> Write<'a> {
-    /// A change with all that follows from it.
+    /// A change with everything that follows from it.
     pub(super) fn new(name: &'a LockName, read: &'a Snapshot, change: Change<'a>) -> Self {
         let now = read.now;
         let has_expired = |holder: &&Holder<DbInstant>| holder.expiry <= now;
-        // A waiter that returns after its expiry gets its place back, unless somebody was faster.
+        // A waiter that returns after its expiry gets its place back, unless another client was faster.
         let returns = match change {
             Change::Grant { ticket, .. } => ticket,
             Change::LeaveQueue { ticket } => Some(ticket),

@@ -36,13 +36,13 @@ pub trait Dialect: Debug + Display + Send + Sync + 'static {
     async fn create_tables(&self, session: &mut Self::Session) -> Result<(), Failure>;
 
     /// Lifts the token counter to the time if it is below: a server that was emptied, or a promoted replica that missed the
-    /// last grants, goes on above them.
+    /// last grants, continues above them.
     async fn lift_tokens(&self, session: &mut Self::Session) -> Result<(), Failure>;
 
     /// The lowest token that this connection may be granted. A lower one shows that the counter was lost.
     fn token_floor(&self, session: &Self::Session) -> Token;
 
-    /// This connection was granted this token. The next one is above it.
+    /// Notes that this connection was granted this token. Its next token is above it.
     fn saw_token(&self, session: &mut Self::Session, token: Token);
 
     /// Whether the store was opened for inspection only: nothing is created and nothing is written.
@@ -56,7 +56,7 @@ pub trait Dialect: Debug + Display + Send + Sync + 'static {
         claim: &Claim,
     ) -> Result<Option<Tokens>, Failure>;
 
-    /// Puts a new claim in the queue in one request, if it certainly has to wait. `None` if that is not so, or not known.
+    /// Puts a new claim in the queue in one request, if it certainly has to wait. `None` if it may not have to wait.
     async fn enqueue(
         &self,
         session: &mut Self::Session,
@@ -66,9 +66,9 @@ pub trait Dialect: Debug + Display + Send + Sync + 'static {
         Ok(None)
     }
 
-    /// Deletes a claim's hold that is live and not abandoned, and the gate if nothing else stands behind it. This is one
-    /// request whatever else stands there, so it takes effect even if no answer comes back. Databases that can deliver
-    /// messages grant the lock to the next waiter, for a moment, and notify it. Returns whether the claim held.
+    /// Deletes a claim's hold that is live and not abandoned, and the gate if it has no other rows. This is one request in any
+    /// case, so it takes effect even if no answer comes back. Databases that can deliver messages grant the lock to the next
+    /// waiter, for a moment, and notify it. Returns whether the claim held.
     async fn release(&self, session: &mut Self::Session, claim: &Claim) -> Result<bool, Failure>;
 
     /// The rows of a lock, all of one moment, without locking any; `None` if there is no gate.
@@ -92,7 +92,7 @@ pub trait Dialect: Debug + Display + Send + Sync + 'static {
         write: &Write<'_>,
     ) -> Result<Written, Failure>;
 
-    /// Whether messages for this waiter reach this process. Another process may have stood in the queue for it before.
+    /// Whether messages for this waiter reach this process. Another process may have placed its claim before.
     fn hears(&self, waiter: &Waiter<DbInstant>) -> bool {
         let _ = waiter;
         true
@@ -116,8 +116,8 @@ pub trait Dialect: Debug + Display + Send + Sync + 'static {
         first: Token,
     ) -> Result<bool, Failure>;
 
-    /// Prolongs live holds (not abandoned ones) that have the named tokens, and stores their current tokens and owners.
-    /// Returns for each whether it was asked to let go; `None` if it does not hold.
+    /// Prolongs live holds (not abandoned ones) that have the named tokens, and stores their current tokens and owners. Returns
+    /// for each whether it was asked to release; `None` if it does not hold.
     async fn renew(
         &self,
         session: &mut Self::Session,
@@ -131,7 +131,7 @@ pub trait Dialect: Debug + Display + Send + Sync + 'static {
         names: &[LockName],
     ) -> Result<Vec<LockView>, Failure>;
 
-    /// At most `limit` names, in the order of their bytes, of locks that are held: from `prefix` on, and behind `after`.
+    /// At most `limit` names, in the order of their bytes, of locks that are held: from `prefix` on, and after `after`.
     async fn held_names(
         &self,
         session: &mut Self::Session,
@@ -143,15 +143,15 @@ pub trait Dialect: Debug + Display + Send + Sync + 'static {
     /// Some names with expired rows.
     async fn expired(&self, session: &mut Self::Session) -> Result<Vec<LockName>, Failure>;
 
-    /// What names a connection at the server, also after it was lost.
+    /// The name of a connection at the server. It is valid even after the connection was lost.
     fn connection_id(&self, session: &Self::Session) -> String;
 
-    /// Makes sure that a lost connection does nothing more: ends it at the server if it is still open there. `false` if
-    /// that is not known (yet).
+    /// Makes sure that a lost connection does nothing more: ends it at the server if it is still open there. `false` if that is
+    /// not certain (yet).
     async fn end_connection(&self, session: &mut Self::Session, id: &str) -> Result<bool, Failure>;
 
     /// The store's record of this scope, as it is after `change`, which takes effect if its version still is that of the
-    /// change. Where its table is missing, there is none.
+    /// change. If its table is missing, there is no record.
     async fn record(
         &self,
         session: &mut Self::Session,
@@ -159,24 +159,24 @@ pub trait Dialect: Debug + Display + Send + Sync + 'static {
         change: Option<&RecordChange>,
     ) -> Result<Record, Failure>;
 
-    /// Tells the process of a holder what happened to it, if the database can; called after an eviction.
+    /// Notifies the process of a holder of an event, if the database can. Called after an eviction.
     async fn notify(&self, session: &mut Self::Session, event: Event) -> Result<(), Failure> {
         let _ = (session, event);
         Ok(())
     }
 
-    /// A claim is in the queue, or will be by the next request: messages about it are wanted. Called each time before the
-    /// database is asked whether it is the claim's turn.
+    /// Notes that a claim is in the queue, or will be by the next request, and that messages about it are wanted. Called before
+    /// each request that checks whether it is the claim's turn.
     fn await_turn(&self, claim: &Claim) {
         let _ = claim;
     }
 
-    /// The claim waits no more.
+    /// Notes that the claim no longer waits.
     fn leave_queue(&self, claim: ClaimId) {
         let _ = claim;
     }
 
-    /// The engine is closed: ends what the dialect does in the background.
+    /// Ends the dialect's background tasks when the engine is closed.
     fn close(&self) {}
 
     /// Whether waiters of this process receive messages at present, so that they need not poll.

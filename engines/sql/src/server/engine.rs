@@ -73,8 +73,8 @@ impl<D: Dialect> Engine for LeaseEngine<D> {
         self.state.place(claim).await
     }
 
-    /// Woken when this process ends a hold, or by a message, with the grant, where the database can deliver messages. Else
-    /// it polls with growing, random intervals.
+    /// Returns when this process ends a hold, or a message comes, perhaps with the grant, if the database can deliver messages.
+    /// Otherwise it polls with growing, random intervals.
     async fn wait(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
         self.state.wait(claim, place).await
     }
@@ -106,8 +106,8 @@ impl<D: Dialect> Engine for LeaseEngine<D> {
         }))
     }
 
-    /// What this engine does to a hold is reported at once; what others do, by a message of the database or with the next
-    /// renewal.
+    /// Changes of a hold by this engine are reported at once. Changes by others are reported by a message of the database, or
+    /// with the next renewal.
     fn events(&self) -> Result<EventStream> {
         self.events.take(self)
     }

@@ -21,7 +21,7 @@ const CONTENDED_POLL: Duration = Duration::from_millis(100);
 #[derive(Clone, Copy, Debug)]
 struct Known {
     asked_at: BootInstant,
-    /// The last token drawn: a grant with a higher one came later.
+    /// The last token drawn. A grant with a higher token came later.
     drawn: Token,
     /// The gate's version.
     version: u64,
@@ -50,12 +50,12 @@ impl Entry {
         self.wake_up.notify_one();
     }
 
-    /// Returns when it may be this claim's turn. A wake-up while nobody waits is kept.
+    /// Returns when it may be this claim's turn. A wake-up that comes before the call is kept.
     pub(super) async fn woken(&self) {
         self.wake_up.notified().await;
     }
 
-    /// The client asked at `asked_at`, and the database answered that the claim is in the queue.
+    /// Notes that the database answered, to a request sent at `asked_at`, that the claim is in the queue.
     pub(super) fn queued(&self, asked_at: BootInstant, drawn: Token, version: u64) {
         *self.known.lock() = Known {
             asked_at,
@@ -69,8 +69,9 @@ impl Entry {
         self.known.lock().version
     }
 
-    /// The grant that was pushed to this claim, if the client may use it. If the client did not ask for it: a token above the
-    /// last known one was drawn after the claim was placed, so the lease counts from then. No clock is compared with another.
+    /// The grant that was pushed to this claim, if the client may use it. A pushed grant has no request of its own from which
+    /// its lease could count. But a token above the last known one was drawn after the claim was placed, so the lease counts
+    /// from then. Clocks are not compared.
     pub(super) fn granted(&self, claim: &Claim) -> Option<Grant> {
         let pushed = self.pushed.lock().take()?;
         let known = *self.known.lock();
@@ -91,7 +92,7 @@ impl Entry {
         now
     }
 
-    /// The lock has changed: poll faster again, the faster the fewer waiters are ahead.
+    /// Makes the claim poll faster again, because the lock has changed: the fewer waiters are ahead, the faster.
     pub(super) fn reset_interval(&self, place: &Place) {
         let ahead = u32::try_from(place.ahead.unwrap_or(0)).unwrap_or(u32::MAX);
         let interval = FIRST_POLL.saturating_mul(ahead.max(1));
@@ -104,7 +105,7 @@ impl Entry {
 pub(super) struct Entries(Mutex<HashMap<ClaimId, Arc<Entry>>>);
 
 impl Entries {
-    /// Called before anything is sent that may put the claim in the queue: the wake-up may come before the answer.
+    /// Called before a request is sent that may put the claim in the queue, since the wake-up may come before the answer.
     pub(super) fn register(&self, claim: ClaimId) -> Arc<Entry> {
         Arc::clone(self.0.lock().entry(claim).or_default())
     }
@@ -123,7 +124,7 @@ impl Entries {
         }
     }
 
-    /// A grant for a claim that waits no more is withdrawn with the claim.
+    /// A grant for a claim that no longer waits is withdrawn with the claim.
     pub(super) fn push(&self, pushed: PushedGrant) {
         if let Some(entry) = self.get(pushed.claim) {
             *entry.pushed.lock() = Some(pushed);
@@ -131,7 +132,7 @@ impl Entries {
         }
     }
 
-    /// Messages may have been missed: all look.
+    /// Wakes all claims, because messages may have been missed.
     pub(super) fn wake_all(&self) {
         for entry in self.0.lock().values() {
             entry.wake();

@@ -7,9 +7,9 @@ use fencelock_core::{Cause, Error};
 pub enum Failure {
     /// A deadlock, a lock wait that took too long, a failed serialization: rolled back, try again.
     Conflict(Cause),
-    /// The connection has ended. Nobody knows whether the request took effect.
+    /// The connection has ended. It is unknown whether the request took effect.
     Disconnected(Cause),
-    /// No answer in time. Nobody knows whether the request took effect, and the connection is of no more use.
+    /// No answer in time. It is unknown whether the request took effect, and the connection can no longer be used.
     NoAnswer,
     /// This server takes no writes (any more): find the one that does.
     ReadOnly(Cause),

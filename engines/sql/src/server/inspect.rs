@@ -65,7 +65,7 @@ impl<D: Dialect> Inspect for State<D> {
     }
 }
 
-/// Evicts the holder with this token, or asks it to let go. Returns what happened to which claim.
+/// Evicts the holder with this token, or asks it to release. Returns what happened to which claim.
 async fn evict<D: Dialect>(
     dialect: &D,
     session: &mut D::Session,

@@ -1,11 +1,11 @@
-//! What other processes say through the database.
+//! Messages of other processes, through the database.
 
 use std::time::Duration;
 
 use fencelock_core::engine::Event;
 use fencelock_core::{BootInstant, ClaimId, Tokens};
 
-/// How long a lock that a releaser granted to the next waiter stays taken without a sign of life.
+/// How long a lock that a releaser granted to the next waiter stays held without a sign of life.
 pub const HANDOFF_WINDOW: Duration = Duration::from_secs(2);
 
 /// A message from another process. Only some databases can deliver them.
@@ -24,13 +24,13 @@ pub enum Message {
 /// A grant that a releaser made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PushedGrant {
-    /// Whose it is.
+    /// The claim that was granted the lock.
     pub claim: ClaimId,
     /// The tokens that were drawn for it.
     pub tokens: Tokens,
     /// How long the database keeps it without a sign of life.
     pub window: Duration,
-    /// When the client asked, if this is the answer to a question: the window counts from then. `None` if the database sent
-    /// it: the window counts from when the claim was last placed.
+    /// When the request was sent, if the grant is an answer; the window counts from then. `None` if the database pushed it; the
+    /// window then counts from when the claim was last placed.
     pub asked_at: Option<BootInstant>,
 }

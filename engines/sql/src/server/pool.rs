@@ -11,7 +11,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use super::dialect::Dialect;
 use super::error::Failure;
 
-/// A connection that was idle for so long is made anew: the server, or a device on the way, may have dropped it.
+/// A connection that was idle for this long is replaced: the server, or a device on the way, may have dropped it.
 const STALE: Duration = Duration::from_secs(60);
 
 pub(super) struct Pool<D: Dialect> {
@@ -28,7 +28,7 @@ pub(super) struct Pool<D: Dialect> {
 
 struct Idle<S> {
     sessions: Vec<(BootInstant, S)>,
-    /// Counted up when no earlier connection may be used again.
+    /// Incremented when earlier connections must not be used again.
     generation: u64,
 }
 
@@ -44,7 +44,7 @@ pub(super) struct Call<'a, D: Dialect> {
     pool: &'a Pool<D>,
     action: String,
     deadline: BootInstant,
-    /// Each call creates missing tables once at most.
+    /// Whether this call has created missing tables, which it does at most once.
     created_tables: bool,
     /// The lost connections that carried requests of unknown outcome.
     pub(super) lost: Vec<String>,
@@ -217,7 +217,7 @@ impl<'a, D: Dialect> Call<'a, D> {
                     None => Err(Failure::NoAnswer),
                 };
                 match made {
-                    // The other connections rely on a token counter that is gone.
+                    // The other connections rely on a token counter that was lost.
                     Ok(()) => drop(loan),
                     Err(Failure::Final(error)) => return Err(error),
                     Err(_) => {}
@@ -248,7 +248,7 @@ impl<'a, D: Dialect> Call<'a, D> {
 }
 
 impl<D: Dialect> Loan<'_, D> {
-    /// The connection. It is there until the loan ends.
+    /// The connection. It exists until the loan ends.
     pub(super) fn session(&mut self) -> Result<&mut D::Session, Failure> {
         self.session.as_mut().ok_or(Failure::NoAnswer)
     }

@@ -31,7 +31,7 @@ impl<D: Dialect> State<D> {
         };
         let release = || action("release", &claim.name);
         match self.settle(release(), &unsettled.connections).await {
-            // Nothing more can happen after this. What happened in the meantime is taken back.
+            // After this no request can take effect any more. What took effect before is undone.
             Ok(true) => {
                 let again = attempt!(call, Lane::Others, |session| {
                     withdraw(dialect, session, claim, how).await
@@ -49,7 +49,7 @@ impl<D: Dialect> State<D> {
         }
     }
 
-    /// Makes sure that these connections do nothing more.
+    /// Makes sure that no request on these connections can take effect any more.
     pub(super) async fn settle(
         &self,
         action: impl Into<String>,
@@ -110,7 +110,7 @@ pub(super) async fn withdraw<D: Dialect>(
     }
 }
 
-/// Drops what can hold no more, whether or not a withdrawal ever succeeds.
+/// Forgets requests that can no longer lead to a hold, even if no withdrawal ever succeeds.
 pub(super) fn forget_settled(unsettled: &mut HashMap<ClaimId, Unsettled>, now: BootInstant) {
     unsettled.retain(|_, requests| requests.until > now);
     unsettled.shrink_to_fit();

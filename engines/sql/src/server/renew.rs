@@ -17,7 +17,7 @@ impl<D: Dialect> State<D> {
             match self.renew_batch(batch).await {
                 Ok(renewed) => renewals.extend(renewed),
                 Err(error) => {
-                    // The other batches would wait as long again, and validity does not wait.
+                    // The other batches would wait as long again, and the validity of their holds ends meanwhile.
                     let rest = held.len() - renewals.len();
                     renewals.extend(crate::unknown(&self.pool.dialect, error, rest));
                     break;
@@ -35,7 +35,7 @@ impl<D: Dialect> State<D> {
             let renewed = dialect.renew(session, held).await;
             renewed.map(|renewed| (renewed, asked_at))
         });
-        // An earlier request that may still arrive must not be the last to take effect.
+        // An earlier request that may still arrive must not take effect after this one.
         if !call.lost.is_empty() && !self.settle("renew holds", &call.lost).await? {
             return Err(Error::unsettled(dialect, "renew holds"));
         }

@@ -1,4 +1,5 @@
-//! Of several hosts one takes writes. Where two servers do, each would grant the same lock: this finds the second one.
+//! Of several hosts only one may take writes. If two servers did, each could grant the same lock. This module finds the second
+//! one.
 
 use std::time::Duration;
 
@@ -42,7 +43,7 @@ pub trait Servers: std::fmt::Display + Sync {
         drop(session);
     }
 
-    /// How to get down to one server that takes writes.
+    /// What to do so that only one server takes writes.
     fn way_out(&self) -> &'static str;
 }
 
@@ -54,9 +55,9 @@ impl SecondServer {
     /// Connects to the host that takes writes, and refuses a second server that takes writes.
     ///
     /// # Errors
-    /// [`Error::Config`] if two servers take writes; else what connecting comes to.
+    /// [`Error::Config`] if two servers take writes; otherwise the errors of connecting.
     pub async fn connect<S: Servers>(&self, servers: &S) -> Result<S::Session> {
-        // Both at once: a silent host is waited for once.
+        // Both at once, so that a silent host costs its timeout only once.
         let (first, checked) = match self.is_due() {
             true => tokio::join!(servers.connect_to_writable(), async {
                 rule_out(servers).await.map(|()| true)
@@ -112,7 +113,7 @@ async fn rule_out<S: Servers>(servers: &S) -> Result<()> {
     ))
 }
 
-/// Two hosts that are two servers. A lock of the server's own tells them from two names of one server.
+/// Finds two hosts that are two servers. A lock of the server's own distinguishes them from two names of one server.
 async fn find_second<S: Servers>(
     servers: &S,
     writable: &mut [(usize, S::Session)],

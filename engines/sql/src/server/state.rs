@@ -14,7 +14,7 @@ use super::pool::Pool;
 use super::stored::Snapshot;
 use crate::INSPECT_ONLY;
 
-/// The longest pause after a change that others were faster with, so that they are out of each other's way.
+/// The longest pause after another client was faster with a change. It separates clients that compete.
 const STALE_PAUSE: Duration = Duration::from_millis(3);
 
 pub(super) type Tried<T> = Result<T, Failure>;
@@ -25,16 +25,16 @@ pub(super) struct State<D: Dialect> {
     /// Claims with requests of unknown outcome.
     pub(super) unsettled: Mutex<HashMap<ClaimId, Unsettled>>,
     pub(super) events: EventSender,
-    /// The highest floor of a claim that the token counter was lifted above.
+    /// The highest floor above which the token counter was lifted.
     pub(super) raised: AtomicU64,
 }
 
 /// Requests of unknown outcome.
 #[derive(Debug)]
 pub(super) struct Unsettled {
-    /// The connections that they went over.
+    /// The connections that carried them.
     pub(super) connections: Vec<String>,
-    /// After that, nothing that they may still do can hold.
+    /// After this time, nothing that they may still do can be a hold.
     pub(super) until: BootInstant,
 }
 
@@ -54,20 +54,20 @@ impl<T> Done<T> {
 }
 
 impl<D: Dialect> State<D> {
-    /// Wakes these waiters if they are of this process. The dialect notifies other processes.
+    /// Wakes these waiters if they belong to this process. The dialect notifies other processes.
     pub(super) fn wake(&self, claims: &[ClaimId]) {
         for claim in claims {
             self.entries.wake(*claim);
         }
     }
 
-    /// The claim waits no more.
+    /// Notes that the claim no longer waits.
     pub(super) fn forget(&self, claim: ClaimId) {
         self.entries.remove(claim);
         self.pool.dialect.leave_queue(claim);
     }
 
-    /// Refuses what needs the right to write.
+    /// Refuses an action that writes, if the store was opened for inspection.
     pub(super) fn check_writes(&self, what: &'static str) -> Result<()> {
         let dialect = &self.pool.dialect;
         match dialect.inspect_only() {

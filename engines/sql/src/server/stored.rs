@@ -24,7 +24,7 @@ impl Add<Duration> for DbInstant {
     }
 }
 
-/// A duration as it is stored. A hundred years fit.
+/// A duration as it is stored. It has room for a hundred years.
 pub fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
@@ -55,14 +55,14 @@ pub struct Queued {
     pub left: Option<Duration>,
 }
 
-/// The version of a gate that [`Dialect::acquire_free`](super::Dialect::acquire_free) inserts: random, so that no two gates
-/// of one name begin alike.
+/// The version of a gate that [`Dialect::acquire_free`](super::Dialect::acquire_free) inserts: random, so that no two gates of
+/// one name begin with the same version.
 pub fn first_version(claim: ClaimId) -> u64 {
     let (high, low) = claim.as_bytes().split_at(8);
     let number = |bytes: &[u8]| {
         let eight = bytes.first_chunk().copied().unwrap_or_default();
         u64::from_be_bytes(eight)
     };
-    // Two bits stay free: for counting up, and for databases whose integers are signed.
+    // Two bits stay free: one for incrementing, and one for databases whose integers are signed.
     (number(high) ^ number(low).rotate_left(16)) >> 2
 }

@@ -10,7 +10,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, InvalidDnsNameError, PrivateKeyDer};
 use rustls::{AlertDescription, CertificateError, ClientConfig, RootCertStore};
 
-/// The TLS library has one cryptography provider per process. If the application chose one, it stays.
+/// The TLS library has one cryptography provider per process. If the application has chosen one, that one stays.
 pub(super) fn choose_cryptography() {
     if rustls::crypto::CryptoProvider::get_default().is_none() {
         let _ = rustls::crypto::ring::default_provider().install_default();
@@ -21,9 +21,9 @@ pub(super) fn choose_cryptography() {
 pub struct Trust {
     /// The authorities to trust.
     pub authorities: Vec<CertificateDer<'static>>,
-    /// Certificate and key of this client, as the files have them.
+    /// Certificate and key of this client, as they are in the files.
     pub identity: Option<(Vec<u8>, Vec<u8>)>,
-    /// All of it, for drivers that leave the handshake to their caller.
+    /// All of it as a configuration, for drivers that leave the handshake to their caller.
     pub config: Arc<ClientConfig>,
 }
 
@@ -31,7 +31,7 @@ impl Trust {
     pub(super) fn read(url: &StoreUrl, files: &TlsFiles) -> Result<Self> {
         let mut store = RootCertStore::empty();
         let authorities = match files.ca.as_deref() {
-            // The word of PostgreSQL's own clients.
+            // `system` is the word of PostgreSQL's own clients.
             None | Some("system") => of_this_machine(url, &mut store)?,
             Some(file) => {
                 let authorities = certificates(

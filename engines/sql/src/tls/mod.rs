@@ -137,7 +137,7 @@ impl Tls {
     }
 }
 
-/// The mode of the URL, by our own option or that of the database's own clients.
+/// The mode of the URL, by fencelock's own option or that of the database's own clients.
 fn take_mode(url: &mut StoreUrl, usual: &'static str) -> Result<Option<Mode>> {
     let own = url.take("tls");
     let Some(value) = take_one_of(url, "tls", own.clone(), usual)? else {
@@ -219,7 +219,7 @@ pub fn not_offered(host: &str) -> String {
     )
 }
 
-/// What a server that refuses a user may need: the end of a sentence.
+/// What may help if a server refuses a user, as the end of a sentence.
 pub fn hint(tls: &Tls, mode: Mode) -> &'static str {
     #[cfg(feature = "tls")]
     let certificate = tls
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stays_on_the_machine_is_not_encrypted_by_default() {
+    fn local_connections_are_not_encrypted_by_default() {
         for host in ["localhost", "127.0.0.1", "127.9.9.9", "::1", "/run/x"] {
             assert_eq!(read("", host).unwrap(), Mode::Off, "{host}");
         }
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_contradicts_itself_is_refused() {
+    fn contradicting_options_are_refused() {
         for (options, word) in [
             ("tls=on", "tls=require"),
             ("tls=verify-full", "tls=require"),
@@ -283,7 +283,7 @@ mod tests {
 
     #[cfg(not(feature = "tls"))]
     #[test]
-    fn a_build_without_it_says_so() {
+    fn a_build_without_tls_says_so() {
         for (options, host) in [
             ("tls=require", "localhost"),
             ("tls=prefer", "localhost"),
@@ -299,7 +299,7 @@ mod tests {
 
     #[cfg(feature = "tls")]
     #[test]
-    fn another_machine_is_spoken_to_with_tls() {
+    fn another_machine_is_reached_with_tls() {
         for host in ["db.example", "10.0.0.1", "localhost.example"] {
             assert_eq!(read("", host).unwrap(), Mode::Require, "{host}");
         }
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_others_can_read_is_found() {
+    fn a_connection_that_others_can_read_is_reported() {
         let hosts = ["localhost", "db.example"].map(|name| Host {
             name: name.to_owned(),
             port: 1,

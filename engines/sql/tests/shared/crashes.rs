@@ -9,7 +9,7 @@ use tokio::task::JoinHandle;
 
 use super::{open, soon, token_of};
 
-/// A grant: the name, its token, and whether the holder believed in it then.
+/// A grant: the name, its token, and whether the holder still believed in it.
 type Told = (&'static str, Token, bool);
 
 fn works(client: Client, name: &'static str, tell: UnboundedSender<Told>) -> JoinHandle<()> {
@@ -18,7 +18,7 @@ fn works(client: Client, name: &'static str, tell: UnboundedSender<Told>) -> Joi
             let Ok(guard) = client.lock(name).ttl(Duration::from_secs(2)).await else {
                 continue;
             };
-            // While it holds, nobody else reports.
+            // While one task holds, no other one reports.
             let _ = tell.send((name, guard.token(), guard.is_valid()));
             let _ = guard.release().await;
         }
@@ -35,7 +35,7 @@ pub(crate) async fn a_killed_server_comes_back_under_load(url: &str, mut restart
             tasks.push(works(client.clone(), name, tell.clone()));
         }
     }
-    // The server frees a connection-bound lock before the holder knows.
+    // The server frees a connection-bound lock before the holder knows it.
     let holders_know_first = url.contains("strategy=lease");
     let (mut last, mut highest) = (HashMap::new(), Token(0));
     for round in 0..3 {

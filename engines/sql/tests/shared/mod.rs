@@ -1,4 +1,4 @@
-//! What the tests of MySQL and PostgreSQL share. The test's crate names its engine `crate::engine`.
+//! The common parts of the tests of MySQL and PostgreSQL. The test's crate names its engine `crate::engine`.
 
 pub(crate) mod crashes;
 pub(crate) mod hosts;
@@ -17,7 +17,7 @@ use fencelock_core::{ClaimIds, Client, Error, Guard, LockName, Mode, StoreUrl, T
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-/// Far beyond what any step takes.
+/// Much longer than any step takes.
 pub(crate) const LIMIT: Duration = Duration::from_secs(20);
 
 pub(crate) async fn open(url: &str) -> Result<Client, Error> {
@@ -32,7 +32,7 @@ pub(crate) async fn open_with(
     Client::builder(engine).build()
 }
 
-/// A lock that `options` take is held for who looks by the URL.
+/// A lock that is taken with `options` is held for a client of the URL.
 pub(crate) async fn locks_for(options: crate::engine::Options, url: &str) -> Client {
     let (one, two) = (open_with(options).await.unwrap(), open(url).await.unwrap());
     let guard = take(&one, "a").await;
@@ -75,7 +75,7 @@ pub(crate) async fn token_of(client: &Client, name: &str) -> Token {
     token
 }
 
-/// A claim without a client, which nobody renews or releases.
+/// A claim without a client, which is neither renewed nor released.
 pub(crate) fn claim(name: &str, mode: Mode, ttl: Duration) -> Claim {
     let id = ClaimIds::new().unwrap().next();
     Claim::new(id, "vanished", LockName::new(name).unwrap())
@@ -95,7 +95,7 @@ pub(crate) async fn hold_and_vanish(url: &str, name: &str, ttl: Duration) -> Tok
     }
 }
 
-/// A holder whose process vanished holds until its ttl is over, whatever the database's clock says.
+/// A holder whose process vanished holds until its ttl is over, even if the database's clock is wrong.
 pub(crate) async fn a_vanished_holder_expires(
     url: &str,
     client: &Client,

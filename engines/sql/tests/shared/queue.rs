@@ -10,8 +10,8 @@ use tokio::time::timeout;
 
 use super::{open, soon, take, token_of};
 
-/// Eight times as many workers as connections lock names of their own.
-pub(crate) async fn free_names_go_on(client: &Client) {
+/// Eight times as many workers as connections lock different names.
+pub(crate) async fn free_names_are_taken(client: &Client) {
     let work = |worker: u32| {
         let client = client.clone();
         async move {
@@ -57,14 +57,15 @@ async fn withdraw(engine: &Arc<dyn Engine>, claim: &Claim) -> Withdrawn {
     left.unwrap()
 }
 
-/// A claim in the queue for a connection is no waiter. It is one once it waits in the server, for somebody else's lock.
+/// A claim in the queue for a connection is not listed as a waiter. It is listed once it waits in the server, for a lock that
+/// another claim holds.
 pub(crate) async fn a_claim_is_listed_once_it_waits_in_the_server(url: &str) {
     let (one, few) = (open(url).await.unwrap(), engine(url, 1).await);
     let waiters = async || one.look("theirs").await.unwrap().waiters.len();
     let (held, own, theirs) = (take(&one, "theirs").await, claim("own"), claim("theirs"));
     place_to_hold(&few, &own).await;
     let place = place_to_wait(&few, &theirs).await;
-    // Its own process writes what it has to write when it looks.
+    // A process writes its own pending records when it looks.
     few.inspect().look(&theirs.name).await.unwrap();
     assert_eq!(waiters().await, 0);
     assert_eq!(withdraw(&few, &own).await, Withdrawn::Released);
@@ -72,7 +73,7 @@ pub(crate) async fn a_claim_is_listed_once_it_waits_in_the_server(url: &str) {
         .await
         .unwrap();
     let place = place_to_wait(&few, &theirs).await;
-    // Without anybody's doing.
+    // Without any further call.
     let listed = async {
         while waiters().await == 0 {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -90,9 +91,9 @@ pub(crate) async fn a_claim_is_listed_once_it_waits_in_the_server(url: &str) {
     );
 }
 
-/// The first claim in the queue gets the next connection, also after its wait was dropped; what it has and does not use goes
-/// to the next one.
-pub(crate) async fn connections_go_round_in_order(url: &str) {
+/// The first claim in the queue gets the next connection, even if its wait was dropped. A connection that it does not use goes
+/// to the next claim.
+pub(crate) async fn connections_are_shared_in_order(url: &str) {
     let few = engine(url, 1).await;
     let [holder, first, second, third] = ["holder", "first", "second", "third"].map(claim);
     place_to_hold(&few, &holder).await;
@@ -112,7 +113,7 @@ pub(crate) async fn connections_go_round_in_order(url: &str) {
         .unwrap();
     place_to_wait(&few, &third).await;
     place_to_wait(&few, &second).await;
-    // It has its turn, and leaves.
+    // The first claim has its turn, and leaves.
     assert_eq!(withdraw(&few, &first).await, Withdrawn::LeftQueue);
     soon("a connection", few.wait(&second, &places[1]))
         .await
@@ -124,7 +125,7 @@ pub(crate) async fn connections_go_round_in_order(url: &str) {
     withdraw(&few, &third).await;
 }
 
-/// Requests end in the queue for a connection: by their time limit, dropped, and by a close. They leave nothing.
+/// Requests end in the queue for a connection: by their time limit, by a drop, and by a close. Nothing is left of them.
 pub(crate) async fn a_request_leaves_the_queue(url: &str) {
     let one = open(url).await.unwrap();
     let few = open(&format!("{url}&max-connections=1")).await.unwrap();
@@ -165,7 +166,7 @@ fn waits(client: &Client, name: &str) -> JoinHandle<Result<Guard, Error>> {
     tokio::spawn(client.lock(name).into_future())
 }
 
-/// All connections hold, and others queue: holders renew and release all the same.
+/// All connections hold, and others queue: holders still renew and release.
 pub(crate) async fn holders_go_on_while_others_queue(url: &str) {
     let few = open(&format!("{url}&max-connections=2")).await.unwrap();
     let ttl = Duration::from_secs(1);
@@ -191,8 +192,8 @@ pub(crate) async fn holders_go_on_while_others_queue(url: &str) {
     }
 }
 
-/// Only so many connections, whatever waits. `waiting` says how many claims wait in the server, `connections` how many
-/// connections there are.
+/// The number of connections is limited, however many claims wait. `waiting` says how many claims wait in the server,
+/// `connections` how many connections there are.
 pub(crate) async fn waiters_beyond_the_bound_queue_in_the_process(
     url: &str,
     waiting: impl Fn() -> u64,

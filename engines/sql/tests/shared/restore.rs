@@ -25,7 +25,7 @@ pub(crate) async fn above(client: &Client, last: &mut Token, what: &str) {
 }
 
 /// Draws many tokens with one client, restores the dump, and draws with all of them.
-pub(crate) async fn tokens_go_on_above(
+pub(crate) async fn tokens_increase_after_a_restore(
     url: &str,
     (one, two): (&Client, &Client),
     last: &mut Token,
@@ -35,7 +35,7 @@ pub(crate) async fn tokens_go_on_above(
         above(one, last, "before the dump is restored").await;
     }
     restore();
-    // First the client that has seen none of the latest tokens, then the one that has, then a new one.
+    // First the client that has seen none of the latest tokens, then the one that has seen them, then a new one.
     above(two, last, "an old connection").await;
     above(one, last, "the last holder's connection").await;
     above(two, last, "an old connection").await;

@@ -92,7 +92,7 @@ pub(crate) async fn certificates_are_checked(right: (&str, &str), named: (&str, 
     drop(opened(&format!("{url}?tls-ca={ca}")).await);
     let by_name = url.replace("127.0.0.1", "localhost");
     drop(opened(&format!("{by_name}?tls-ca={ca}")).await);
-    // Another authority, and none that this machine knows.
+    // Another authority, and the authorities of this machine.
     misconfigured(
         &format!("{url}?tls-ca={its_ca}"),
         &["authority", "tls-ca=FILE"],
@@ -127,8 +127,8 @@ pub(crate) async fn clients_show_their_own_certificates(
     .await;
 }
 
-/// A proxy says that the server has no TLS. The client sends it only so many bytes, none of them secret.
-pub(crate) async fn tls_that_is_hidden_on_the_way(
+/// A proxy says that the server has no TLS. The client sends it only `sent` bytes, none of them secret.
+pub(crate) async fn tls_that_is_denied_on_the_way(
     (url, ca): (&str, &str),
     strategies: &[&str],
     hide: Meddle,
@@ -143,13 +143,14 @@ pub(crate) async fn tls_that_is_hidden_on_the_way(
         for bytes in sent_by {
             assert_eq!(bytes.len(), sent, "{:?}", String::from_utf8_lossy(&bytes));
         }
-        // A client that only prefers TLS goes on without it, so the proxy would have recorded the others as well.
+        // A client that only prefers TLS goes on without it, which shows that the proxy would also have recorded the data of
+        // the other clients.
         drop(opened(&format!("{url}&tls=prefer")).await);
         assert!(wire.has_sent("SELECT"), "{url}");
     }
 }
 
-/// The proxy can read nothing of an encrypted connection.
+/// A proxy can read nothing of an encrypted connection.
 pub(crate) async fn nothing_can_be_read_on_the_way((url, ca): (&str, &str), strategies: &[&str]) {
     for strategy in strategies {
         for (tls, open) in [
@@ -173,8 +174,8 @@ pub(crate) async fn nothing_can_be_read_on_the_way((url, ca): (&str, &str), stra
     }
 }
 
-/// A server without TLS, which is fine on this machine; and any authority.
-pub(crate) async fn a_server_that_has_none(url: &str, ca: &str) {
+/// A server without TLS, which is allowed on this machine unless the URL asks for TLS.
+pub(crate) async fn a_server_without_tls(url: &str, ca: &str) {
     for way in ["", "?tls=off", "?tls=prefer"] {
         drop(opened(&format!("{url}{way}")).await);
     }
@@ -186,7 +187,7 @@ pub(crate) async fn a_server_that_has_none(url: &str, ca: &str) {
 }
 
 /// 0.0.0.0 leads to this machine, but counts as another one.
-pub(crate) async fn another_machine((local, ca): (&str, &str)) {
+pub(crate) async fn tls_is_required_to_another_machine((local, ca): (&str, &str)) {
     let url = local.replace("127.0.0.1", "0.0.0.0");
     misconfigured(&url, &["tls-ca=FILE"]).await;
     let words = ["is for localhost, ", "and not for 0.0.0.0"];

@@ -16,18 +16,18 @@ pub(crate) struct Wire {
 }
 
 impl Wire {
-    /// It only records.
+    /// A proxy that only records.
     pub(crate) fn listening(server: u16) -> Self {
         Self::to(server, |_, _, _| Ok(()))
     }
 
-    /// It does this to each new connection first.
+    /// A proxy that first does this to each new connection.
     pub(crate) fn to(server: u16, meddle: Meddle) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
         let sent = Sent::default();
         let recorded = Arc::clone(&sent);
-        // Like all of these threads, it ends with the process.
+        // Like all threads here, it ends with the process.
         thread::spawn(move || {
             for client in listener.incoming() {
                 let at = {
@@ -38,7 +38,7 @@ impl Wire {
                 let recorded = Arc::clone(&recorded);
                 let record = move |bytes: &[u8]| recorded.lock().unwrap()[at].extend(bytes);
                 let client = client.unwrap();
-                // An error is the end of a connection.
+                // An error only ends the connection.
                 thread::spawn(move || pass(client, server, meddle, &record));
             }
         });

@@ -1,4 +1,4 @@
-//! The file: created, deleted, damaged, locked, of another program.
+//! The file: created, deleted, damaged, locked, or of another program.
 
 use std::time::Duration;
 
@@ -64,7 +64,7 @@ fn times_open(path: &Path) -> usize {
     names.filter(|name| name == path).count()
 }
 
-/// A backup is put back where a running process has just created the file.
+/// A backup is put back when a running process has just created the file.
 #[cfg(target_os = "linux")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_file_that_is_replaced_while_it_is_opened_is_not_used() {
@@ -102,7 +102,7 @@ async fn a_file_that_is_replaced_while_it_is_opened_is_not_used() {
 }
 
 #[tokio::test]
-async fn rows_of_another_boot_are_over() {
+async fn rows_of_another_boot_are_invalid() {
     let directory = Directory::new();
     let engine = directory.open().await;
     let before = held(&engine, &claim("job")).await.tokens.first;
@@ -227,7 +227,7 @@ async fn a_file_with_two_names_is_refused() {
         let text = refusal(path).await;
         assert!(text.contains("2 names"), "{text}");
     }
-    // An engine that has it open goes on.
+    // An engine that already has the file open continues.
     held(&engine, &claim("other")).await;
     std::fs::remove_file(linked).unwrap();
     let link = directory.0.join("link.db");
@@ -364,7 +364,7 @@ async fn many_engines_open_a_new_file_at_once() {
 }
 
 #[tokio::test]
-async fn closed_is_closed() {
+async fn a_closed_engine_refuses_calls() {
     let directory = Directory::new();
     let engine = directory.open().await;
     engine.close().await.unwrap();
@@ -410,7 +410,7 @@ async fn closing_needs_no_file_descriptor() {
         let start = now();
         let closed = tokio::time::timeout(Duration::from_secs(20), engine.close()).await;
         closed.unwrap().unwrap();
-        // No timeout was waited for.
+        // `close` did not wait for a timeout.
         assert!(now().since(start) < Duration::from_secs(4));
         drop(files);
         println!("it is closed.");

@@ -100,7 +100,7 @@ fn flood(address: &[u8], claims: &[Vec<u8>], stop: &AtomicBool) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_flooded_wake_up_socket_costs_no_hold_and_no_memory() {
+async fn a_flooded_wake_up_socket_loses_no_hold_and_takes_no_memory() {
     if let Some(path) = std::env::var_os(FILE) {
         return be_flooded(Path::new(&path)).await;
     }
@@ -108,7 +108,7 @@ async fn a_flooded_wake_up_socket_costs_no_hold_and_no_memory() {
     let engine = directory.open().await;
     let holder = claim("turn");
     held(&engine, &holder).await;
-    let test = "a_flooded_wake_up_socket_costs_no_hold_and_no_memory";
+    let test = "a_flooded_wake_up_socket_loses_no_hold_and_takes_no_memory";
     let mut child = beside(test, &directory.file());
     let mut lines = BufReader::new(child.stdout.take().unwrap());
     read_until(&mut lines, "begun\n");

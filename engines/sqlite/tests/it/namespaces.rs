@@ -75,7 +75,7 @@ async fn another_boot_id_on_the_same_kernel_changes_nothing() {
     let before = boot();
     for round in 0..2 {
         assert_done(&elsewhere(TEST, &[], &directory.file(), OTHER_BOOT_ID));
-        // Nothing has changed here, also for an engine that opens the file now.
+        // Nothing has changed here, even for an engine that opens the file now.
         assert_eq!(boot(), before);
         let other = directory.open().await;
         busy(&other, &attempt(claim("job"))).await;
@@ -94,7 +94,7 @@ async fn another_boot_id_on_the_same_kernel_changes_nothing() {
     }
 }
 
-/// A container creates the file; processes of the machine itself come later.
+/// A container creates the file. Processes of the machine itself use it later.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_file_of_a_container_is_used_by_its_machine() {
     const TEST: &str = "the_file_of_a_container_is_used_by_its_machine";
@@ -154,7 +154,7 @@ async fn a_file_that_is_mounted_by_itself_is_refused() {
             let looked = inspect(path).await.unwrap_err().to_string();
             assert!(looked.contains("mount the directory"), "{looked}");
         }
-        // The right way: the directory is mounted.
+        // It works if the directory is mounted instead.
         let engine = Sqlite::at(path.with_file_name("sub").join("locks.db")).await;
         busy(&engine.unwrap(), &attempt(claim("job"))).await;
         println!("{DONE}");
@@ -183,7 +183,7 @@ async fn a_full_disk_is_reported() {
         drop(file);
         let mut failed = Vec::new();
         for count in 0..200 {
-            // Some fit into the rest of a page.
+            // Some claims fit into the rest of a page.
             let claim = claim(&format!("job {count} {}", "long ".repeat(80)));
             if let Err(error) = engine.place(&claim).await {
                 failed.push(error);
@@ -230,7 +230,7 @@ fn traces(directory: &Path) -> Vec<String> {
     traces
 }
 
-/// While others use the file, when nobody does, and after a crash; also where writing is impossible.
+/// Tried while others use the file, while no process does, and after a crash; also where writing is impossible.
 #[tokio::test]
 async fn inspecting_leaves_no_trace_and_needs_no_permission_to_write() {
     if let Some(path) = file() {
@@ -266,7 +266,7 @@ async fn inspecting_leaves_no_trace_and_needs_no_permission_to_write() {
         std::fs::copy(from, to).unwrap();
     }
     assert_done(&elsewhere(test, &[], &crashed.file(), sh));
-    // Where writing is possible, nothing is written either.
+    // Even where writing is possible, nothing is written.
     for directory in [&directory, &crashed] {
         assert_done(&elsewhere(test, &[], &directory.file(), "true"));
     }
@@ -331,7 +331,7 @@ async fn inspecting_creates_nothing() {
 
 /// Rows of an earlier boot, and a file that an earlier version created.
 #[tokio::test]
-async fn inspecting_shows_this_boot_only_also_in_an_old_file() {
+async fn inspecting_shows_only_this_boot_even_in_an_old_file() {
     let directory = Directory::new();
     let engine = directory.open().await;
     held(&engine, &claim("job")).await;

@@ -24,7 +24,7 @@ async fn first_come_first_served_over_modes_and_processes() {
     );
     b.withdraw(&holder, Leave::Release).await.unwrap();
 
-    // Not the writer, no waiter after it, and no new claim.
+    // Neither the writer, nor a waiter after it, nor a new claim gets the lock.
     waiting(&a, &w).await;
     waiting(&b, &r3).await;
     busy(&b, &attempt(shared("job"))).await;
@@ -112,13 +112,13 @@ async fn a_waiter_whose_process_ended_is_reaped_at_the_hand_off() {
 }
 
 #[tokio::test]
-async fn an_unreachable_waiter_blocks_for_its_claim_window_only() {
+async fn an_unreachable_waiter_blocks_only_for_its_claim_window() {
     let directory = Directory::new();
     let engine = directory.open().await;
     let holder = claim("job");
     held(&engine, &holder).await;
     waiting(&engine, &claim("job")).await;
-    // The row of a process in another network namespace that was killed.
+    // The row of a killed process in another network namespace.
     let until = now() + Duration::from_millis(300);
     let raw = directory.raw();
     let sql = "UPDATE waiters SET bell = NULL, expiry = ?1";

@@ -1,11 +1,11 @@
-//! An old copy of the file is put back, and tokens go on increasing.
+//! An old copy of the file is put back, and tokens keep increasing.
 
 use fencelock_core::Client;
 use fencelock_fence::Highest;
 
 use super::*;
 
-/// Takes the lock and writes under the fence.
+/// Takes the lock and writes through the fence.
 async fn write(client: &Client, fence: &Highest) -> Token {
     let guard = client.lock("job").await.unwrap();
     let sequencer = guard.sequencer().await.unwrap();
@@ -20,7 +20,7 @@ async fn client(directory: &Directory) -> Client {
 
 fn move_back(directory: &Directory, copy: &Path) {
     for end in ["-wal", "-shm"] {
-        // They are missing if no process has the file open.
+        // These files are missing if no process has the file open.
         let _ = std::fs::remove_file(format!("{}{end}", directory.file().display()));
     }
     std::fs::rename(copy, directory.file()).unwrap();
@@ -40,7 +40,7 @@ fn copy_back(directory: &Directory, copy: &Path) {
 }
 
 #[tokio::test]
-async fn tokens_go_on_increasing_when_an_old_copy_is_put_back() {
+async fn tokens_keep_increasing_when_an_old_copy_is_put_back() {
     type PutBack = fn(&Directory, &Path);
     let ways: [(PutBack, bool); 4] = [
         (move_back, false),
@@ -75,7 +75,7 @@ async fn tokens_go_on_increasing_when_an_old_copy_is_put_back() {
     }
 }
 
-/// An engine draws no token below one that it has seen, even if the wall clock is behind.
+/// An engine draws no token below one that it has seen, even if the wall clock is slow.
 #[tokio::test]
 async fn no_token_is_below_one_that_was_seen() {
     let directory = Directory::new();
@@ -87,6 +87,6 @@ async fn no_token_is_below_one_that_was_seen() {
     assert_eq!(seen.get(), ahead.unsigned_abs() + 1);
     raw.execute("UPDATE store SET token = 5", []).unwrap();
     assert!(held(&a, &claim("two")).await.tokens.first > seen);
-    // The others go on from the token in the file.
+    // The other engines continue from the token in the file.
     assert!(held(&b, &claim("three")).await.tokens.first > seen);
 }

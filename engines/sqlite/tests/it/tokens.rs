@@ -7,7 +7,7 @@ use tokio::task::JoinSet;
 
 use super::*;
 
-/// Draws a token as earlier versions do, which know the counter only.
+/// Draws a token like earlier versions, which only know the counter.
 fn draw_as_before(raw: &rusqlite::Connection) -> u64 {
     raw.execute_batch("BEGIN IMMEDIATE").unwrap();
     let stored: i64 = stored(raw, "token");
@@ -41,7 +41,7 @@ async fn an_earlier_version_may_share_the_file() {
         assert!(token > last, "{token} after {last}");
         last = token;
     };
-    // One of them after the other, in changing turns: each goes on from what the others drew.
+    // They draw in turn, in a changing order. Each continues from what the others have drawn.
     for round in 0..500 {
         for _ in 0..round % 7 {
             expect(token(&a).await);
@@ -52,7 +52,7 @@ async fn an_earlier_version_may_share_the_file() {
 }
 
 #[tokio::test]
-async fn a_file_of_an_earlier_version_gets_what_the_clock_needs() {
+async fn a_file_of_an_earlier_version_gets_an_origin_and_a_horizon() {
     let directory = Directory::new();
     let engine = directory.open().await;
     let first = token(&engine).await;
@@ -77,7 +77,7 @@ async fn the_origin_of_another_boot_is_not_used() {
     token(&engine).await;
     engine.close().await.unwrap();
     let raw = directory.raw();
-    // The clock of this boot is behind that of the other.
+    // The clock of this boot shows an earlier time than that of the other.
     let sql = "UPDATE store SET origin = origin - 1000000000, origin_boot = 'another'";
     raw.execute(sql, []).unwrap();
     let horizon = stored(&raw, "token");
@@ -91,7 +91,7 @@ async fn grants_in_one_transaction_have_tokens_of_their_own() {
     let engine = directory.open().await;
     let raw = directory.raw();
     raw.execute_batch("BEGIN IMMEDIATE").unwrap();
-    // None of them can write at once, so the worker does several together.
+    // No claim can be written at once, so the worker does several together.
     let mut places = JoinSet::new();
     for n in 0..40 {
         let engine = Arc::clone(&engine);
@@ -100,7 +100,7 @@ async fn grants_in_one_transaction_have_tokens_of_their_own() {
             held(&engine, &claim).await.tokens.first.get()
         });
     }
-    // Each asks once before this task goes on.
+    // Each task sends its request before this one continues.
     tokio::task::yield_now().await;
     raw.execute_batch("COMMIT").unwrap();
     let mut firsts = places.join_all().await;

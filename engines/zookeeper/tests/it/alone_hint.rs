@@ -1,4 +1,4 @@
-//! The alone hint: a claim that knows without reading the queue that it is alone, and when it must not trust that.
+//! The alone hint: a claim that knows without reading the queue that it is alone, and cases in which it must not rely on that.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use tokio::task::JoinHandle;
 
 use crate::{connect, packets, soon};
 
-/// Long enough for a claim to take a lock that it must not take.
+/// Long enough for a claim to take a lock wrongly.
 const WHILE: Duration = Duration::from_millis(300);
 
 async fn pairs(client: &Client, count: usize) {
@@ -38,7 +38,7 @@ async fn an_uncontended_lock_takes_one_request_and_its_release_another() {
     let before = packets(&server);
     pairs(&client, 100).await;
     let asked = packets(&server) - before;
-    // And a heartbeat now and then.
+    // Plus a few heartbeats.
     assert!(
         (200..210).contains(&asked),
         "{asked} requests for 100 pairs"
@@ -57,12 +57,12 @@ async fn a_claim_in_between_is_seen() {
     }
 }
 
-/// The lock's node is created anew, and its numbers begin again: the next claim gets the number that it expects. Over the
+/// The lock's node is created anew, and its numbers start again: the next claim gets the number that it expects. Tried over the
 /// old connection, and over a new one.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_queue_of_a_new_lock_node_is_read() {
     for breaks in [false, true] {
-        // The server must not delete the lock's node once more, between two pairs.
+        // The server must not delete the lock's node again between two pairs.
         let rarely = ZooKeeper::builder().flag("-Dznode.container.checkIntervalMs=60000");
         let server = rarely.start().unwrap();
         let proxy = Proxy::start(server.port()).unwrap();

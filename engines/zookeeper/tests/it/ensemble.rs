@@ -41,13 +41,13 @@ impl Load {
                         continue;
                     };
                     let from = Clock::Boot.now();
-                    // Long enough to overlap with another hold.
+                    // Long enough for an overlap with a wrong second hold.
                     tokio::time::sleep(Duration::from_millis(2)).await;
-                    // A hold that was lost meanwhile ended then.
+                    // A hold that was lost meanwhile ended at that time.
                     let to = Clock::Boot.now().min(guard.valid_until());
                     stays.lock().unwrap().push((from, to, guard.token()));
                     turns.fetch_add(1, Ordering::SeqCst);
-                    // Without a reply it is repeated in the background.
+                    // Without a reply the release is repeated in the background.
                     drop(guard.release().await);
                 }
             });
@@ -60,7 +60,7 @@ impl Load {
         }
     }
 
-    /// Waits for so many more turns, and returns how long that took.
+    /// Waits for `more` more turns, and returns how long that took.
     async fn turns(&self, more: u64) -> Duration {
         let begun = Instant::now();
         let until = self.turns.load(Ordering::SeqCst) + more;
@@ -98,7 +98,7 @@ async fn through_a_lost_leader(lose: impl AsyncFnOnce(&mut Ensemble, usize)) {
         .ttl(Duration::from_secs(20))
         .await
         .unwrap();
-    // It has moved to a session that survives an election.
+    // After the renewal it is in a session that survives an election.
     renewed(&kept).await;
     let load = Load::start(&url).await;
     load.turns(100).await;
@@ -117,24 +117,24 @@ async fn through_a_lost_leader(lose: impl AsyncFnOnce(&mut Ensemble, usize)) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_killed_leader_costs_no_hold() {
+async fn no_hold_is_lost_by_a_killed_leader() {
     through_a_lost_leader(async |ensemble, leader| ensemble.kill9(leader)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_leader_that_is_cut_off_costs_no_hold() {
+async fn no_hold_is_lost_by_a_leader_that_is_cut_off() {
     through_a_lost_leader(async |ensemble, leader| ensemble.isolate(leader).unwrap()).await;
 }
 
-/// It keeps its connections and sends nothing. Only the other servers can tell that a new leader is needed.
+/// The hung leader keeps its connections and sends nothing. Only the other servers can tell that a new leader is needed.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_leader_that_hangs_costs_no_hold() {
+async fn no_hold_is_lost_by_a_leader_that_hangs() {
     through_a_lost_leader(async |ensemble, leader| ensemble.server(leader).pause().unwrap()).await;
 }
 
-/// Its server does not know that another client has the lock. The holder knows from its clock.
+/// The holder's server does not know that another client has the lock. The holder knows it from its own clock.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_holder_behind_a_leader_that_is_cut_off_knows_first() {
+async fn a_holder_at_a_leader_that_is_cut_off_learns_of_the_loss_first() {
     let ensemble = ZooKeeper::builder().ensemble().unwrap();
     let leader = ensemble.leader().unwrap();
     let far = connect(&ensemble.server(leader).url()).await;
@@ -149,7 +149,7 @@ async fn a_holder_behind_a_leader_that_is_cut_off_knows_first() {
     ensemble.join(leader).unwrap();
     let late = soon("the late release", guard.release()).await;
     assert!(!matches!(late, Ok(Release::Released)), "{late:?}");
-    // Its client works again.
+    // The holder's client works again.
     let other = soon("another lock", far.lock("b")).await.unwrap();
     other.release().await.unwrap();
     let sequencer = next.sequencer().await.unwrap();
@@ -185,21 +185,21 @@ async fn without_a_quorum_holds_are_lost_in_time() {
     next.release().await.unwrap();
 }
 
-/// Each session tries the servers in a random order, so some of many try the one that is down first.
+/// Each session tries the servers in a random order, so some of many sessions try the server that is down first.
 async fn passed_over(lose: impl AsyncFnOnce(&Ensemble, usize)) {
     let ensemble = ZooKeeper::builder().ensemble().unwrap();
-    // It takes longer to find out that a server is silent.
+    // Finding out that a server is silent takes longer.
     let url = format!("{}?connect-timeout=20s", ensemble.url());
     let down = (ensemble.leader().unwrap() + 1) % 3;
     lose(&ensemble, down).await;
     for _ in 0..3 {
         let client = soon("a server that is up", connect(&url)).await;
-        // In a session of its own.
+        // This hold has a session of its own.
         let acquire = client.lock("a").ttl(Duration::from_secs(1));
         let guard = soon("the lock", acquire).await.unwrap();
         renewed(&guard).await;
         assert_eq!(guard.release().await.unwrap(), Release::Released);
-        // Then at once, in a longer session, which waits longer for each server.
+        // Then without a wait, in a session with a longer timeout, which waits longer for each server.
         let acquire = client.try_lock("a").lock_delay(Duration::from_secs(6));
         let guard = soon("the lock", acquire).await.unwrap();
         assert_eq!(guard.release().await.unwrap(), Release::Released);

@@ -1,4 +1,4 @@
-//! ZooKeeper's own cases, beside those of all engines: watches, sessions, ensembles.
+//! Tests specific to ZooKeeper, in addition to those of all engines: watches, sessions, ensembles.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

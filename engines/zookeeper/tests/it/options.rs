@@ -1,4 +1,4 @@
-//! Typed options and own connectors: they lock what a URL locks, and what they say is used.
+//! Typed options and connectors of the driver: their locks are those of the URL, and every option takes effect.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ fn host(server: &Server) -> String {
     format!("127.0.0.1:{}", server.port())
 }
 
-/// A lock that `options` take is held for who looks by the URL.
+/// A lock that is taken with `options` is held for a client of the URL.
 async fn locks_for(options: Options, url: &str) -> Client {
     let engine = soon("opening", ZooKeeper::open(options)).await.unwrap();
     let (one, two) = (Client::new(Arc::new(engine)).unwrap(), connect(url).await);
@@ -24,7 +24,7 @@ async fn locks_for(options: Options, url: &str) -> Client {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn options_lock_what_the_url_locks() {
+async fn options_and_url_lock_the_same() {
     let server = Server::start().unwrap();
     let window = Duration::from_millis(4321);
     let options = Options::new([host(&server)]).user("ann").password("s:cret");
@@ -32,7 +32,7 @@ async fn options_lock_what_the_url_locks() {
     let url = format!("zookeeper://ann:s%3Acret@{}/a/b", host(&server));
     let client = locks_for(options, &url).await;
     assert_eq!(client.promises().claim_window, window);
-    // Other users have no rights at nodes of this one.
+    // Other users have no rights at the nodes of this user.
     let stranger = Options::new([host(&server)]).chroot("/a/b");
     let error = soon("a refusal", ZooKeeper::open(stranger)).await.map(drop);
     let error = error.unwrap_err();
@@ -40,7 +40,7 @@ async fn options_lock_what_the_url_locks() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_own_connector_brings_credentials() {
+async fn credentials_of_the_connector_are_used() {
     let server = Server::start().unwrap();
     let own = || zookeeper_client::Client::connector().with_auth("digest", b"ann:s3cret");
     let options = Options::from_connector([host(&server)], own()).private_nodes();
@@ -60,7 +60,7 @@ async fn an_own_connector_brings_credentials() {
 
 #[cfg(feature = "tls")]
 #[tokio::test(flavor = "multi_thread")]
-async fn an_own_connector_brings_tls() {
+async fn tls_of_the_connector_is_used() {
     let server = Server::builder().tls().start().unwrap();
     let authority = std::fs::read_to_string(server.ca()).unwrap();
     let _ = rustls::crypto::ring::default_provider().install_default();

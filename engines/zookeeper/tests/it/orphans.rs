@@ -28,7 +28,8 @@ async fn queue_empties(near: &Client, name: &str) {
     .await;
 }
 
-/// Between any two replies: the client knows a node whose creation was confirmed, even if no later reply came.
+/// Connections are cut between any two replies. The client knows a node whose creation was confirmed, even if no later reply
+/// came.
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_that_are_cut_at_any_moment_leave_no_node() {
     let server = ZooKeeper::start().unwrap();
@@ -46,7 +47,7 @@ async fn connections_that_are_cut_at_any_moment_leave_no_node() {
             0,
             "round {round}"
         );
-        // Without a reply it is repeated in the background.
+        // Without a reply the release is repeated in the background.
         drop(guard.release().await);
     }
     queue_empties(&near, "a").await;
@@ -57,7 +58,7 @@ async fn a_waiter_whose_answer_was_lost_keeps_its_place() {
     let server = ZooKeeper::start().unwrap();
     let (proxy, far, near) = far_and_near(&server).await;
     let other = connect(&server.url()).await;
-    // From here on the client knows that the lock's node exists, and creates only the claim's node.
+    // From now on the client knows that the lock's node exists, and creates only the claim's node.
     far.lock("a").await.unwrap().release().await.unwrap();
     let guard = near.lock("a").await.unwrap();
     let held = server.children("/a").unwrap();
@@ -99,7 +100,7 @@ async fn wait_unseen(far: &Client, near: &Client) -> JoinHandle<Result<Guard>> {
 async fn a_waiter_that_gave_up_before_its_node_was_confirmed_leaves_none() {
     let server = ZooKeeper::start().unwrap();
     let (proxy, far, near) = far_and_near(&server).await;
-    // Its session lives for as long as this hold.
+    // The session of the waiting claim lives as long as this hold.
     let stays = far.lock("stays").await.unwrap();
     far.lock("a").await.unwrap().release().await.unwrap();
     let guard = near.lock("a").await.unwrap();
@@ -121,7 +122,7 @@ async fn a_waiter_that_gave_up_before_its_node_was_confirmed_leaves_none() {
         near.look("a").await.unwrap().waiters.is_empty()
     })
     .await;
-    // Its node did not go with its session.
+    // The node was deleted by itself: its session is still alive.
     assert!(stays.is_valid() && guard.is_valid());
     stays.release().await.unwrap();
     guard.release().await.unwrap();
@@ -130,7 +131,7 @@ async fn a_waiter_that_gave_up_before_its_node_was_confirmed_leaves_none() {
 
 /// A waiter that gives up while the servers are silent leaves the queue, however long the silence lasts.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_waiter_that_gave_up_in_silence_leaves_the_queue() {
+async fn a_waiter_that_gave_up_at_a_silent_server_leaves_the_queue() {
     let server = ZooKeeper::start().unwrap();
     let (proxy, far, near) = far_and_near(&server).await;
     let guard = near.lock("a").await.unwrap();
@@ -144,8 +145,8 @@ async fn a_waiter_that_gave_up_in_silence_leaves_the_queue() {
     .await;
     proxy.both(Flow::Hold);
     waiting.abort();
-    // Longer than its ttl, during which it is withdrawn repeatedly, and shorter than its session, which lasts half as long
-    // again.
+    // Longer than the claim's ttl, during which it is withdrawn repeatedly; shorter than its session, which lasts one and a
+    // half times as long.
     sleep(Duration::from_millis(4800)).await;
     proxy.both(Flow::Pass);
     until("it has left", async || {

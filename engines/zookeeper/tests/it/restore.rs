@@ -6,7 +6,7 @@ use fencelock_testbed::ZooKeeper;
 
 use crate::connect;
 
-/// Takes the lock, writes past the fence, and releases.
+/// Takes the lock, passes the fence, and releases.
 async fn pass(client: &Client, name: &str, fence: &Highest) -> Result<(), FenceError> {
     let guard = client.lock(name).await.unwrap();
     let sequencer = guard.sequencer().await.unwrap();
@@ -16,7 +16,7 @@ async fn pass(client: &Client, name: &str, fence: &Highest) -> Result<(), FenceE
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_fence_keeps_out_tokens_that_repeat_and_other_names_go_on() {
+async fn a_fence_refuses_repeated_tokens_and_other_names_go_on() {
     let mut server = ZooKeeper::start().unwrap();
     let client = connect(&server.url()).await;
     let fence = Highest::in_memory();

@@ -41,9 +41,9 @@ async fn a_hold_that_was_rolled_back_is_lost_at_once() {
     kept.release().await.unwrap();
 }
 
-/// The servers know nothing of the session: they lost it, and all its nodes.
+/// The servers have lost the session and all its nodes.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_hold_whose_session_was_rolled_back_says_so() {
+async fn a_hold_whose_session_was_rolled_back_is_lost() {
     let mut server = ZooKeeper::start().unwrap();
     server.save().unwrap();
     let url = format!("{}?claim-window={}s", server.url(), LONG.as_secs());
@@ -62,7 +62,7 @@ async fn a_ghost_on_one_server_does_not_block_its_clients() {
     let leader = ensemble.leader().unwrap();
     let follower = (leader + 1) % 3;
     let url = ensemble.server(leader).url();
-    // So that it stays when it is not used.
+    // Made permanent, so that it stays when it is not used.
     ensemble.server(leader).make_root("/a", None).unwrap();
     let holder = connect(&format!("{url}?claim-window={}s", LONG.as_secs())).await;
     let guard = holder.lock("a").await.unwrap();

@@ -1,4 +1,4 @@
-//! Which nodes are watched, as the server tells.
+//! Which nodes are watched, according to the server.
 
 use std::collections::BTreeMap;
 
@@ -89,10 +89,10 @@ async fn readers_watch_the_last_writer_ahead() {
     }
 }
 
-/// How many packets the server receives per hand-off, in a queue of so many clients.
+/// How many packets the server receives per hand-off, in a queue of `clients` clients.
 async fn packets_per_hand_off(clients: usize) -> f64 {
     let server = ZooKeeper::start().unwrap();
-    // So that there are few heartbeats.
+    // A long window, so that there are few heartbeats.
     let url = format!("{}?claim-window=60s", server.url());
     let holder = connect(&url).await;
     let guard = holder.lock("contended").await.unwrap();

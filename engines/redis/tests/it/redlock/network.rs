@@ -49,8 +49,8 @@ async fn lost_replies_and_late_requests_hold_nothing_for_long() {
     nodes.await_free("a", &ALL).await;
 }
 
-/// A client that pauses between its requests and the replies for longer than the lease has a grant that has ended, and a
-/// token of its own; after a shorter pause it may go on.
+/// If a client pauses between its requests and the replies for longer than the lease, its grant has ended, and its token
+/// belongs to no other. After a shorter pause it may continue.
 #[tokio::test]
 async fn a_pause_in_the_middle_of_an_acquisition_uses_up_the_lease() {
     let nodes = Nodes::start();
@@ -93,7 +93,7 @@ async fn a_pause_in_the_middle_of_an_acquisition_uses_up_the_lease() {
             }
             assert!(last < Some(grant.tokens.first));
             last = Some(grant.tokens.first);
-            // Late requests of the first claim do not end the second.
+            // Late requests of the first claim do not end the second one.
             while far.engine.withdraw(&claim, Leave::Release).await.is_err() {}
             near.kept(&next, grant.tokens.first).await;
             near.release(&next).await;
@@ -116,7 +116,7 @@ fn long(store: &Store, name: &str) -> Claim {
     store.claim(name).ttl(LONG).record(true)
 }
 
-/// Takes the lock at all five nodes: at first some may not be connected yet.
+/// Takes the lock at all five nodes: at the beginning some may not be connected yet.
 async fn held_at_all(nodes: &Nodes, store: &Store) -> (Claim, Token) {
     let begin = Instant::now();
     loop {
@@ -161,8 +161,8 @@ async fn only_answers_vote_on_who_holds() {
     let second = long(&two, "a");
     let second_token = two.held(&second).await.tokens.first;
     nodes.await_held("a", 5).await;
-    // Counters of nodes begin apart, and a quorum that agrees leaves the fifth as it is. So one vote may be for another token;
-    // that node is the one that is not resumed at first, so that the other three decide.
+    // The nodes' counters differ at the beginning, and a quorum that agrees does not change the fifth one. So one vote may be
+    // for another token. That node is not resumed at first, so that the other three decide.
     let word = format!(":{second_token}:");
     let values = nodes.values("a");
     let of_another_token = |node: &usize| {
@@ -185,13 +185,13 @@ async fn only_answers_vote_on_who_holds() {
 
     nodes.servers[away].pause().unwrap();
     nodes.servers[back].pause().unwrap();
-    // One vote for the released grant, and two for the other: neither is a quorum.
+    // One vote is for the released grant, and two are for the other one: neither is a quorum.
     for sequencer in [&released, &holding] {
         let error = client.check(sequencer).await.unwrap_err();
         assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
         let text = error.to_string();
         for (node, server) in nodes.servers.iter().enumerate() {
-            // Each port is in the store's name.
+            // The store's name contains each port.
             let named = text.matches(&server.port().to_string()).count();
             assert_eq!(
                 named,

@@ -66,7 +66,7 @@ impl Nodes {
             .collect()
     }
 
-    /// Waits until so many nodes have the lock.
+    /// Waits until `count` nodes have the lock.
     pub(crate) async fn await_held(&self, name: &str, count: usize) {
         let held = || self.values(name).iter().flatten().count() == count;
         until("the nodes have the lock", held).await;

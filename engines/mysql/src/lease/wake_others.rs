@@ -1,4 +1,4 @@
-//! Wakes waiters of other clients, by requests of their own: no release waits for them.
+//! Wakes waiters of other clients, by separate requests: no release waits for them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,16 +9,16 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::AbortHandle;
 
 use super::stored::name;
-use crate::ear::{Control, EAR, kill, ring};
+use crate::ear::{Control, EAR, kill, wake};
 use crate::request::{NOW, Request, bytes};
 use crate::tables::Tables;
 
-/// A control connection that rang nobody for so long is closed.
+/// A control connection that was not used for this long is closed.
 const IDLE: Duration = Duration::from_secs(60);
 
 /// Whom to wake.
 #[derive(Debug)]
-pub(super) enum Ring {
+pub(super) enum Whom {
     /// The client with this ear.
     Ear(String),
     /// The client of this waiter.
@@ -27,14 +27,14 @@ pub(super) enum Ring {
     First(LockName),
 }
 
-/// Rings in the background.
-pub(super) struct Ringer {
+/// Wakes other clients' waiters in the background.
+pub(super) struct BackgroundWaker {
     tables: Arc<Tables>,
     control: Arc<Control>,
-    task: Mutex<Option<(UnboundedSender<Ring>, AbortHandle)>>,
+    task: Mutex<Option<(UnboundedSender<Whom>, AbortHandle)>>,
 }
 
-impl Ringer {
+impl BackgroundWaker {
     pub(super) fn new(tables: Arc<Tables>, control: Arc<Control>) -> Self {
         let task = Mutex::default();
         Self {
@@ -44,21 +44,21 @@ impl Ringer {
         }
     }
 
-    pub(super) fn ring(&self, ring: Ring) {
+    pub(super) fn wake(&self, whom: Whom) {
         let mut task = self.task.lock();
-        let ring = match &*task {
-            None => ring,
-            Some((sender, _)) => match sender.send(ring) {
+        let whom = match &*task {
+            None => whom,
+            Some((sender, _)) => match sender.send(whom) {
                 Ok(()) => return,
                 // The task has ended.
                 Err(unsent) => unsent.0,
             },
         };
-        let (sender, rings) = unbounded_channel();
-        // The receiver is there.
-        let _ = sender.send(ring);
-        let ringing = ring_all(Arc::clone(&self.tables), Arc::clone(&self.control), rings);
-        *task = Some((sender, tokio::spawn(ringing).abort_handle()));
+        let (sender, queued) = unbounded_channel();
+        // This cannot fail: the receiver exists.
+        let _ = sender.send(whom);
+        let waking = wake_all(Arc::clone(&self.tables), Arc::clone(&self.control), queued);
+        *task = Some((sender, tokio::spawn(waking).abort_handle()));
     }
 
     pub(super) fn close(&self) {
@@ -69,24 +69,24 @@ impl Ringer {
     }
 }
 
-async fn ring_all(tables: Arc<Tables>, control: Arc<Control>, mut rings: UnboundedReceiver<Ring>) {
-    while let Ok(Some(ring)) = tokio::time::timeout(IDLE, rings.recv()).await {
-        if let Err(error) = control.run(&request(&tables, ring)).await {
+async fn wake_all(tables: Arc<Tables>, control: Arc<Control>, mut queued: UnboundedReceiver<Whom>) {
+    while let Ok(Some(whom)) = tokio::time::timeout(IDLE, queued.recv()).await {
+        if let Err(error) = control.run(&request(&tables, whom)).await {
             tracing::debug!(%error, "a waiter is not woken; it will ask");
         }
     }
 }
 
-fn request(tables: &Tables, whom: Ring) -> Request {
+fn request(tables: &Tables, whom: Whom) -> Request {
     let Tables { waiters, ears, .. } = tables;
     let ear = match whom {
-        Ring::Ear(ear) => return ring(&ear),
-        Ring::Waiter(of, claim) => format!(
+        Whom::Ear(ear) => return wake(&ear),
+        Whom::Waiter(of, claim) => format!(
             "SELECT CONCAT('{EAR}', ear) FROM {ears} WHERE name = {} AND claim = {} LIMIT 1",
             name(&of),
             bytes(claim.as_bytes())
         ),
-        Ring::First(of) => format!(
+        Whom::First(of) => format!(
             "SELECT CONCAT('{EAR}', e.ear) FROM {waiters} AS w LEFT JOIN {ears} AS e \
              ON e.name = w.name AND e.ticket = w.ticket AND e.claim = w.claim \
              WHERE w.name = {} AND w.expiry > {NOW} ORDER BY w.ticket LIMIT 1",
