@@ -107,7 +107,7 @@ async fn setnx_expire() -> Result<Sides> {
 
 /// A acquires the lock and dies before it knows. True if B gets it when the lease ends, and not before.
 pub(super) async fn after_a_crash(url: &str, ours: &mut Side) -> Result<bool> {
-    // The request takes effect, but its sender is dead before the answer.
+    // The request takes effect, but its sender dies before the answer.
     let of_crashed = url.to_owned();
     let crashed = std::thread::spawn(move || crash_in_acquisition(&of_crashed)).join();
     crashed.map_err(|_| Failure::new("the process that crashes panicked"))??;
@@ -118,7 +118,7 @@ pub(super) async fn after_a_crash(url: &str, ours: &mut Side) -> Result<bool> {
     Ok(let_go(guard, ours, "B").await? == Release::Released && waited >= TTL / 2)
 }
 
-/// For the server this is another process: its requests are sent, and then it is gone.
+/// The server sees this as another process, which sends its requests and then dies.
 fn crash_in_acquisition(url: &str) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

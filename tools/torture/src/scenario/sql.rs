@@ -165,7 +165,7 @@ async fn aba() -> Result<Sides> {
     ours.note("A", "decides to ship it, and stalls");
     let paid = set("paid", read(&mut ours, "B").ok_or_else(unread)?);
     say(&db, &mut ours, "B", &paid);
-    // C does not know versions: the triggers of the table count for it.
+    // C does not know versions. The triggers of the table increase them for it.
     say(
         &db,
         &mut ours,

@@ -11,8 +11,8 @@ use crate::history::Rule;
 /// In milliseconds, with the time that both kinds take to promote a new master.
 const WINDOW: u64 = 8000;
 
-/// After this time without an answer the Sentinels replace a master. It is long until a master is killed, so that a busy
-/// machine causes no fail-over.
+/// The Sentinels replace a master after this time without an answer. It is long until a master is killed, so that a
+/// busy machine causes no fail-over.
 const PATIENT: Duration = Duration::from_secs(20);
 const IMPATIENT: Duration = Duration::from_millis(500);
 
@@ -130,7 +130,7 @@ impl TestStore for Watched {
     fn heal(&mut self, kind: FaultKind, node: usize) -> Result<()> {
         match kind {
             FaultKind::Pause => self.group.servers()[node].resume(),
-            // With its configuration, which the Sentinels have rewritten if it was the master.
+            // Restarts with its configuration, which the Sentinels have rewritten if it was the master.
             FaultKind::Restart => self.group.servers_mut()[node].restart(),
             FaultKind::KillLeader => match self.dead.take() {
                 Some(dead) => {
@@ -240,7 +240,7 @@ impl TestStore for Sharded {
     }
 
     fn left(&mut self) -> Result<Vec<String>> {
-        // A replica may be late with deletions; the caller retries.
+        // A replica may delete keys late; the caller retries.
         keys_left(self.0.nodes(), |key| key.starts_with("fencelock:counter:{"))
     }
 }
