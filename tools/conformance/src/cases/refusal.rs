@@ -1,4 +1,4 @@
-//! What is refused, and the messages.
+//! What is refused, and with which messages.
 
 use std::time::Duration;
 
@@ -114,7 +114,7 @@ async fn a_ttl_out_of_range_is_refused(ctx: Ctx) {
     }
     assert!(guard.is_valid());
     drop(guard);
-    // The bounds themselves are accepted.
+    // The limits themselves are accepted.
     for ttl in [promises.min_ttl, promises.max_ttl] {
         let guard = soon("the lock", client.lock(&name).ttl(ttl)).await;
         guard
@@ -210,7 +210,7 @@ async fn a_password_is_never_printed(ctx: Ctx) {
         .await
         .unwrap_err();
     check(format!("{error} {error:?}"));
-    // Before it is awaited.
+    // Refused before it is awaited.
     check(format!("{:?}", fencelock::connect(&passwords.right_url)));
 }
 
@@ -218,7 +218,7 @@ async fn a_store_that_does_not_answer_is_an_error(ctx: Ctx) {
     let client = ctx.proxied().await;
     let server = ctx.server();
     let url = server.proxied_url();
-    // The message names the store: the Sentinels' server, or the URL with the Sentinels.
+    // The message names the store: the server that the Sentinels found, or the URL with the Sentinels.
     let (address, store) = (server.proxy().port(), StoreUrl::redacted(&url));
     let address = format!("127.0.0.1:{address}");
     let unavailable = |error: &Error| {
@@ -247,7 +247,7 @@ async fn a_store_that_does_not_answer_is_an_error(ctx: Ctx) {
                 .unwrap_err(),
         );
         unavailable(&soon("an error", client.look(&name)).await.unwrap_err());
-        // `lock` does not give up.
+        // `lock` without a timeout does not give up.
         let waiter = crate::ctx::wait_for(&client, &name);
         tokio::time::sleep(patience).await;
         assert!(!waiter.is_finished());

@@ -55,8 +55,8 @@ pub(crate) const MUTANTS: &[(Mutant, &[&str])] = &[
         Mutant::IgnoresFloors,
         &[
             "a_token_is_above_the_floor",
-            "a_floor_is_for_all_who_come_later",
-            "a_floor_is_for_waiters_and_spares_who_holds",
+            "a_floor_applies_to_all_later_claims",
+            "a_floor_applies_to_waiters_and_not_to_the_holder",
         ],
     ),
     (
