@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 const PYTHON: &str = include_str!("../peers/redis_worker.py");
 const NODE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/peers/node_worker.mjs");
 
-/// Such a library.
+/// A library of another language.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Foreign {
     RedisPy,
