@@ -100,8 +100,8 @@ fn now() -> u64 {
 
 /// Does the work of a worker process, until its input ends or says `stop`.
 ///
+/// # Errors
 /// If it cannot do its work.
-/// What kept it from its work.
 pub async fn run_worker() -> std::io::Result<()> {
     let mut lines = BufReader::new(tokio::io::stdin()).lines();
     let Some(line) = lines.next_line().await? else {

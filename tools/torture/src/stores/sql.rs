@@ -25,7 +25,7 @@ trait Server: Send {
     fn kill_connections(&self) -> Result<()>;
 }
 
-/// How the testbed offers it.
+/// The methods that a server of the testbed already has.
 macro_rules! own_methods {
     () => {
         fn port(&self) -> u16 {
