@@ -1,4 +1,4 @@
-//! What our pages show runs: docs/http.md, and the examples of the clients' READMEs with the built packages.
+//! What our pages show is run: docs/http.md, and the examples in the clients' READMEs with the built packages.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -15,7 +15,7 @@ const PYTHON: &str = include_str!("../../../../clients/python/README.md");
 /// The address of the service on the pages.
 const ADDRESS: &str = "127.0.0.1:7420";
 
-/// The blocks of a page in one language, with another address of the service.
+/// The code blocks of a page in one language, with another address of the service.
 fn blocks(page: &str, language: &str, port: u16) -> Vec<String> {
     let fence = format!("```{language}\n");
     let blocks = page.split(&fence).skip(1);
@@ -41,7 +41,7 @@ fn the_commands_of_the_page_on_http_run() {
     the_page_on_http_runs(&dir, &store);
 }
 
-/// There, claims belong to the replica.
+/// On etcd, claims belong to the replica.
 #[test]
 fn the_commands_of_the_page_on_http_run_on_etcd() {
     let etcd = Etcd::start().expect("etcd");
@@ -49,7 +49,7 @@ fn the_commands_of_the_page_on_http_run_on_etcd() {
     the_page_on_http_runs(&dir, &etcd.url());
 }
 
-/// All blocks of the page are one session in one shell, with the service that the page itself starts.
+/// All blocks of the page run in one shell, with the service that the page itself starts.
 fn the_page_on_http_runs(dir: &Dir, store: &str) {
     let port = Port::free().expect("a port");
     let blocks = blocks(HTTP, "sh", port.number());
@@ -57,7 +57,7 @@ fn the_page_on_http_runs(dir: &Dir, store: &str) {
     let path = std::env::var("PATH").expect("PATH");
     let program: PathBuf = fencelock();
     let bin = program.parent().expect("a directory").display();
-    // Ends what the page has started, also if a command fails.
+    // Ends what the page has started, even if a command fails.
     let script = format!("trap 'kill $(jobs -p)' EXIT\n{}", blocks.join("\n"));
     let mut command = Command::new("bash");
     command
@@ -142,7 +142,7 @@ fn the_examples_of_the_python_client_run() {
     }
 }
 
-/// Nothing is sent: there is no such host, and the client says so before it looks for one.
+/// Nothing is sent: the host does not exist, and the client refuses before it looks up the host.
 #[test]
 fn a_token_is_not_sent_over_plain_http() {
     let dir = node_dir();
@@ -172,7 +172,7 @@ except ValueError as error:
     }
 }
 
-/// What is published has the texts of the licences that it names.
+/// The published packages have the texts of the licences that they name.
 #[test]
 fn the_packages_have_the_licences() {
     let list = r#"set -eu
@@ -186,7 +186,7 @@ fn the_packages_have_the_licences() {
     for licence in ["LICENSE-APACHE", "LICENSE-MIT"] {
         assert_eq!(listed.matches(licence).count(), 3, "{licence}: {listed}");
     }
-    // They are those of the tree.
+    // They are the same as those of the tree.
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
     let read = |path: &str| std::fs::read(root.join(path)).expect("a file");
     for licence in ["LICENSE-APACHE", "LICENSE-MIT"] {

@@ -156,10 +156,7 @@ impl Foreign {
         let line = tokio::time::timeout(PATIENCE, self.lines.next_line()).await;
         match line {
             Ok(Ok(Some(line))) => line,
-            Ok(_) => panic!(
-                "{:?} ended at {what:?}; what it said is on stderr",
-                self.kind
-            ),
+            Ok(_) => panic!("{:?} ended at {what:?}; its error is on stderr", self.kind),
             Err(_) => panic!("{:?} does not answer {what:?}", self.kind),
         }
     }
