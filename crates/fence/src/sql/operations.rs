@@ -105,8 +105,9 @@ fn short_enough(what: &'static str, text: &str) -> Result<String, Error> {
 /// same for `postgres` and `mysql`. Ids are counted for each lock separately. In PostgreSQL use `READ COMMITTED`, or be ready for
 /// serialization errors.
 ///
-/// An outcome is kept until [`Operations::prune`] deletes it. Run that now and then, and keep outcomes for longer than any
-/// client repeats a request. After that an attempt counts as the first one, and only the fence may refuse it.
+/// An outcome is kept until [`Operations::prune`] deletes it. Run that now and then, and keep outcomes for longer than
+/// any client repeats a request. After the deletion an attempt counts as the first one, and only the fence may refuse
+/// it.
 ///
 /// ```
 /// # use fencelock_fence::sql::*;
