@@ -15,7 +15,7 @@ use crate::{name_on, until};
 
 const IDS: [&str; 3] = ["a", "b", "c"];
 
-/// A store that is opened when it is needed.
+/// A store that is opened when it is first needed.
 #[derive(Debug)]
 struct ByUrl(String);
 
@@ -43,7 +43,7 @@ impl Servers {
         servers
     }
 
-    /// A call that has no answer takes three seconds, and opening a store one.
+    /// A call without an answer takes three seconds, and an attempt to open a store takes one.
     fn set(&self) -> Shards {
         let shards = self.0.iter().zip(IDS).map(|(server, id)| {
             let options = "response-timeout=3s&connect-timeout=1s";
@@ -58,7 +58,7 @@ fn names_shard(error: &Error, id: &str) -> bool {
     error.is_away() && error.to_string().contains(&format!("shards:orders[{id}] "))
 }
 
-/// Waits for this many renewals, and checks that the hold is valid all the time.
+/// Waits for this number of renewals, and checks that the hold is valid all the time.
 async fn renewed(guard: &Guard, times: u32) {
     let (mut left, mut seen) = (guard.remaining(), 0);
     until("it is renewed", async || {
@@ -72,7 +72,7 @@ async fn renewed(guard: &Guard, times: u32) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_silent_shard_holds_up_no_other() {
+async fn a_silent_shard_delays_no_other() {
     let servers = Servers::made().await;
     let set = Arc::new(servers.set().open().await.unwrap());
     let client = Client::new(set.clone()).unwrap();
@@ -83,10 +83,10 @@ async fn a_silent_shard_holds_up_no_other() {
         guards.push(guard.unwrap());
     }
     servers.0[2].pause().unwrap();
-    // A renewal at c has no answer for longer than a ttl.
+    // Renewals at c get no answer for longer than a ttl.
     guards[2].lost().await;
     tokio::join!(renewed(&guards[0], 4), renewed(&guards[1], 4));
-    // Its names sort last, so that the others are taken before.
+    // The names on c sort last, so that the others are taken before.
     let free = IDS.map(|id| {
         format!(
             "{}{{{}}}",

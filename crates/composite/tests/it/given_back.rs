@@ -1,4 +1,4 @@
-//! A set that moves, before it begins: what `prepare` refuses, what `doctor` sees, and how a store is given back.
+//! A set of a move before the move begins: what `prepare` refuses, what `doctor` finds, and how a store is given back.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ fn terms() -> Prepare {
     Prepare::default().pace(PACE).tight(TIGHT)
 }
 
-/// Another set between these stores.
+/// Another set on these stores.
 fn bills(from: &Memory, to: &Memory) -> Migration {
     let store = |memory: &Memory| Arc::new(memory.another()) as Arc<dyn Engine>;
     let stores = Migrate::between(("from", store(from)), ("to", store(to)));
@@ -55,7 +55,7 @@ async fn a_lock_delay_that_was_not_allowed_is_refused_with_the_way_to_it() {
     assert!(!refused.contains("connection"), "{refused}");
 }
 
-/// A store that says how often its locks were listed.
+/// A store that counts how often its locks were listed.
 #[derive(Debug)]
 struct Listed {
     engine: Arc<dyn Engine>,
@@ -86,7 +86,7 @@ impl fmt::Display for Listed {
     }
 }
 
-/// What is counted and who is named are of one moment.
+/// The count and the names come from the same moment.
 #[tokio::test]
 async fn status_counts_and_names_the_same() {
     let two = Two::prepared().await;
@@ -105,7 +105,7 @@ async fn status_counts_and_names_the_same() {
     };
     let (status, ()) = tokio::join!(status.status(), ends);
     let status = status.unwrap();
-    assert!(*lists.borrow() > 1, "it was seen once, and then no more");
+    assert!(*lists.borrow() > 1, "it was seen once, but not again");
     assert_eq!((status.held, status.unpaired), (Some((0, 0, 0)), vec![]));
 }
 
@@ -154,7 +154,7 @@ async fn abort_gives_back_the_new_store_of_a_set_never_begun() {
     assert!(!stands_alone().await);
     two.abort().await;
     assert!(stands_alone().await);
-    // Programs of the set go on, and so may the set.
+    // Programs of the set continue, and the set may continue, too.
     token(&two.client().await, "x").await;
     let alone = Client::new(Arc::new(two.new.another())).unwrap();
     let guard = alone.lock("y").await.unwrap();
@@ -167,7 +167,10 @@ async fn abort_gives_back_the_new_store_of_a_set_never_begun() {
     two.begin().await;
     assert!(!stands_alone().await);
     two.abort().await;
-    assert!(!stands_alone().await, "back is not given back");
+    assert!(
+        !stands_alone().await,
+        "a step back does not give the store back"
+    );
     two.abort().await;
     let done = next.prepare(&terms().replace(true), "test").await.unwrap();
     assert_eq!(done, Stepped::Done(Phase::Old));
@@ -175,7 +178,7 @@ async fn abort_gives_back_the_new_store_of_a_set_never_begun() {
     assert!(again.to_string().contains("bills"), "{again}");
 }
 
-/// Each of two preparations has one of two stores, of different sets.
+/// Two preparations of different sets each have one of two stores.
 #[tokio::test]
 async fn replace_ends_a_preparation_that_another_one_met() {
     let (one, other) = (Memory::new(), Memory::new());

@@ -1,5 +1,5 @@
-//! Shards that are added and removed while programs run: names that move do so as between two stores, and names that stay see
-//! nothing of it.
+//! Shards are added and removed while programs run. Names that move do so as between two stores, and names that stay
+//! are not affected.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -90,7 +90,7 @@ impl Change {
         assert_eq!(aborted, Stepped::Done(Phase::Old));
     }
 
-    /// A name that lies on these shards before and after.
+    /// A name that is on these shards before and after the change.
     fn name(&self, before: &str, after: &str) -> String {
         let map = |count: usize| {
             let ids = ["a", "b", "c"].into_iter().take(count);
@@ -102,7 +102,7 @@ impl Change {
         names.find(lies).unwrap()
     }
 
-    /// How many hold a name in each store.
+    /// How many claims hold a name in each store.
     async fn held(&self, name: &str) -> [usize; 3] {
         let name = LockName::new(name).unwrap();
         let mut held = [0; 3];
@@ -112,7 +112,7 @@ impl Change {
         held
     }
 
-    /// Writes a phase, as nobody may who does not wait.
+    /// Writes a phase at once. Only a test may do so: an administrator must wait first.
     async fn set_phase(&self, phase: u32, version: u64) {
         for store in &self.stores {
             let record = store.record("", None).await.unwrap();
@@ -130,7 +130,7 @@ fn terms() -> Prepare {
 }
 
 async fn workers_over_all_steps(change: Change, name: &str, behind: usize) {
-    // The tokens of the other stores are far behind those of this one.
+    // The tokens of the other stores are far behind those of this store.
     let ahead = Client::new(Arc::new(change.stores[behind].another())).unwrap();
     for _ in 0..50 {
         token(&ahead, "other").await;
@@ -179,7 +179,8 @@ async fn a_name_moves_from_a_removed_shard_and_back_with_growing_tokens() {
     workers_over_all_steps(change, &name, 2).await;
 }
 
-/// Its holder keeps it, and who waits keeps the place, over all steps, with the calls of a program that never knows.
+/// The holder of the name keeps it, and its waiter keeps the place, over all steps. The store gets the same calls as
+/// from a program that knows nothing of the change.
 #[tokio::test]
 async fn a_name_that_stays_is_not_disturbed() {
     let change = Change::prepared(2, 3).await;
@@ -232,7 +233,7 @@ async fn a_name_that_stays_is_not_disturbed() {
     }
 }
 
-/// So a shard that does not answer delays no renewal of another's.
+/// So a shard that does not answer delays no renewal at another shard.
 #[tokio::test]
 async fn names_of_other_shards_are_renewed_apart() {
     let change = Change::prepared(2, 3).await;
@@ -254,7 +255,7 @@ async fn names_of_other_shards_are_renewed_apart() {
     assert_eq!(apart.len(), lanes.len(), "{lanes:?}");
 }
 
-/// Nothing is granted of what moves, and everything of what stays.
+/// Names that move are not granted, and names that stay are.
 #[tokio::test]
 async fn a_name_that_stays_has_no_hush() {
     let change = Change::prepared(2, 3).await;
@@ -286,7 +287,7 @@ async fn a_floor_does_not_end_a_claim_of_a_name_that_stays() {
     };
     tokio::pin!(steps);
     let again = loop {
-        // Calling again prolongs it.
+        // The repeated call prolongs it.
         let standing = engine.place(&claim).await.unwrap();
         tokio::select! {
             () = &mut steps => break engine.place(&claim).await.unwrap(),
@@ -334,7 +335,7 @@ async fn a_hold_that_moves_lives_through_all_steps() {
     assert_eq!(change.held(&name).await, [0, 0, 0]);
 }
 
-/// They need not be switched all at once, neither before nor after.
+/// Programs can be switched one after another, both before and after the change.
 #[tokio::test]
 async fn a_set_of_shards_by_itself_is_refused_while_names_are_on_their_way() {
     let change = Change::made(2, 3).await;
@@ -367,7 +368,7 @@ async fn a_set_of_shards_by_itself_is_refused_while_names_are_on_their_way() {
     assert_eq!((opens(true).await, opens(false).await), (false, false));
     change.finish(Phase::New).await;
     assert_eq!((opens(true).await, opens(false).await), (false, true));
-    // The shards of one set, by the name of the other.
+    // The shards of one set, under the name of the other set.
     let other = change.shards(3).set("orders").open().await;
     assert!(matches!(other, Err(Error::Config { .. })), "{other:?}");
     assert!(change.after().init().await.is_err());
@@ -406,7 +407,7 @@ async fn a_hold_that_lost_one_of_its_shards_ends_in_the_hush() {
     let client = change.client().await;
     let guard = client.lock(&name).ttl(TTL).await.unwrap();
     let on = LockName::new(&name).unwrap();
-    // Somebody takes the new shard's part of it.
+    // Another claim takes the lock in the new shard.
     let view = change.stores[2].inspect().look(&on).await.unwrap();
     let there = view.token().unwrap();
     change.set_phase(2, 3).await;
@@ -416,7 +417,7 @@ async fn a_hold_that_lost_one_of_its_shards_ends_in_the_hush() {
         .evict(&on, there, how)
         .await
         .unwrap();
-    // Nothing can complete it before the hush is over, so at the latest it ends with its lease.
+    // Nothing can complete the hold before the end of the hush. So it ends with its lease at the latest.
     let lost = tokio::time::timeout(2 * TTL, guard.lost()).await;
     assert!(lost.is_ok() && !guard.is_valid(), "{lost:?}");
 }
@@ -431,7 +432,7 @@ async fn prepare_refuses_stores_that_are_not_the_sets() {
             assert!(!text.contains(SET), "{text}");
         }
     };
-    // A new shard in which somebody locks.
+    // A new shard in which a claim holds a lock.
     let change = Change::made(2, 3).await;
     let other = Client::new(Arc::new(change.stores[2].another())).unwrap();
     let guard = other.lock("x").await.unwrap();
@@ -441,7 +442,7 @@ async fn prepare_refuses_stores_that_are_not_the_sets() {
     let mut lost = Change::made(2, 3).await;
     lost.stores[1] = Memory::new();
     refused(&lost, "shard b of the set").await;
-    // Another set's.
+    // A shard of another set.
     let mut bills = Change::made(2, 3).await;
     bills.stores[2] = {
         let store = Memory::new();
@@ -450,7 +451,7 @@ async fn prepare_refuses_stores_that_are_not_the_sets() {
         store
     };
     refused(&bills, "bills").await;
-    // Two that are swapped.
+    // Two shards that are swapped.
     let mut swapped = Change::made(2, 3).await;
     swapped.stores.swap(0, 1);
     refused(&swapped, "two URLs are swapped").await;
@@ -472,7 +473,7 @@ async fn an_added_shard_is_given_back_and_no_other() {
     assert_eq!(alone().await, [false; 3]);
     change.abort().await;
     assert_eq!(alone().await, [false, false, true]);
-    // Somebody uses it now.
+    // A program uses it now.
     let other = Client::new(Arc::new(change.stores[2].another())).unwrap();
     let guard = other.lock("x").await.unwrap();
     let migration = change.stores().migration().unwrap();
@@ -486,7 +487,7 @@ async fn an_added_shard_is_given_back_and_no_other() {
     assert_eq!(alone().await, [false; 3]);
 }
 
-/// The next change begins from the set that the last one led to.
+/// The next change begins from the set to which the last change led.
 #[tokio::test]
 async fn a_change_follows_a_change() {
     let change = Change::prepared(2, 3).await;
@@ -500,7 +501,7 @@ async fn a_change_follows_a_change() {
         let migration = back().migration().unwrap();
         migration.prepare(&terms().replace(replace), "test").await
     };
-    // It is not over.
+    // The change is not over.
     assert!(prepare(true).await.is_err());
     change.begin().await;
     change.finish(Phase::BothNew).await;
@@ -511,7 +512,7 @@ async fn a_change_follows_a_change() {
     let refused = prepare(false).await.unwrap_err().to_string();
     assert!(refused.contains("--replace"), "{refused}");
     prepare(true).await.unwrap();
-    // The last change is over for good.
+    // The last change is completely over.
     let last = change.stores().migration().unwrap();
     assert!(last.abort(&How::new("test")).await.is_err());
     let client = Client::new(Arc::new(back().open().await.unwrap())).unwrap();

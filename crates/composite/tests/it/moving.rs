@@ -1,4 +1,4 @@
-//! Locks that move from one store to another: what clients believe in each phase, and over all steps.
+//! Locks that move from one store to another: the beliefs of clients in each phase, and over all steps.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -28,7 +28,7 @@ impl Two {
         Self { old, new }
     }
 
-    /// Whose programs may be switched.
+    /// Prepared stores: programs may be switched to the set.
     pub(crate) async fn prepared() -> Self {
         let two = Self::new();
         let terms = Prepare::default().pace(PACE).tight(TIGHT);
@@ -64,7 +64,7 @@ impl Two {
         assert_eq!(finished, Stepped::Done(to));
     }
 
-    /// The hush and after, where a store has lost its record.
+    /// In the hush and after it, with one store that has lost its record.
     async fn finish_lost(&self) {
         let how = How::new("test").record_lost(true);
         let finished = self.migration().finish(&how).await.unwrap();
@@ -76,7 +76,7 @@ impl Two {
         assert_eq!(aborted, Stepped::Done(Phase::Old));
     }
 
-    /// How many hold in each store.
+    /// How many claims hold the lock in each store.
     async fn held(&self, name: &str) -> [usize; 2] {
         let name = LockName::new(name).unwrap();
         let mut held = [0, 0];
@@ -99,7 +99,7 @@ pub(crate) async fn token(client: &Client, name: &str) -> Token {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lock_moves_and_comes_back_with_growing_tokens() {
     let two = Two::prepared().await;
-    // Its tokens are far behind those of the old one.
+    // The tokens of the new store are far behind those of the old one.
     for _ in 0..50 {
         token(&Client::new(Arc::new(two.old.another())).unwrap(), "other").await;
     }
@@ -138,7 +138,7 @@ async fn a_lock_moves_and_comes_back_with_growing_tokens() {
     grow_and_differ(workers).await;
 }
 
-/// Takes a lock again and again. Its token and whether it is valid, at the begin and at the end of each hold.
+/// Takes a lock again and again. Records its token and validity at the beginning and at the end of each hold.
 pub(crate) async fn holds_until(
     done: &AtomicBool,
     client: &Client,
@@ -156,7 +156,7 @@ pub(crate) async fn holds_until(
     tokens
 }
 
-/// What each of these workers held was valid to its end, by growing tokens, and no two had the same one.
+/// All holds of these workers were valid to their end, tokens grew, and no two holds had the same token.
 pub(crate) async fn grow_and_differ(workers: Vec<JoinHandle<Vec<(Token, bool)>>>) {
     let mut all = Vec::new();
     for worker in workers {
@@ -233,9 +233,9 @@ async fn a_waiter_goes_on_waiting_through_all_steps() {
     got.release().await.unwrap();
 }
 
-/// One client knows phase 1, and is cut off from the records. The other one knows phase 2, and then 3.
+/// One client knows phase 1, and is cut off from the records. The other client knows phase 2, and then 3.
 #[tokio::test]
-async fn knowledge_that_is_a_step_behind_excludes_still() {
+async fn clients_that_are_one_step_apart_still_exclude_each_other() {
     let two = Two::prepared().await;
     two.begin().await;
     let behind = two.engine().await;
@@ -250,7 +250,7 @@ async fn knowledge_that_is_a_step_behind_excludes_still() {
     assert!(token > Token(1000), "{token}");
 }
 
-/// Writes a phase, as nobody may who does not wait.
+/// Writes a phase at once. Only a test may do so: an administrator must wait first.
 async fn set_phase(two: &Two, phase: u32, version: u64, floor: u64) {
     for store in [&two.old, &two.new] {
         let record = store.record("", None).await.unwrap();
@@ -263,7 +263,7 @@ async fn set_phase(two: &Two, phase: u32, version: u64, floor: u64) {
     }
 }
 
-/// A grant that was made in the new store before its floor was known is not believed after it.
+/// A grant in the new store from before its floor was known is not believed afterwards.
 #[tokio::test]
 async fn a_grant_below_the_floor_is_given_back() {
     let two = Two::prepared().await;
@@ -271,7 +271,7 @@ async fn a_grant_below_the_floor_is_given_back() {
     let engine = two.engine().await;
     let name = LockName::new("x").unwrap();
     let claim = Claim::new(ClaimIds::new().unwrap().next(), "me", name).ttl(TTL);
-    // Somebody holds the new store alone, so the claim comes no further than the old one.
+    // Another claim holds the lock in the new store only, so this claim gets no further than the old store.
     let mut blocker = claim.clone();
     blocker.id = ClaimIds::new().unwrap().next();
     assert!(matches!(
@@ -283,7 +283,7 @@ async fn a_grant_below_the_floor_is_given_back() {
         Standing::Waiting(_)
     ));
     two.new.withdraw(&blocker, Leave::Release).await.unwrap();
-    // Its turn has come in the new store, below the floor.
+    // The claim's turn has come in the new store, below the floor.
     until("it holds there", async || two.held("x").await == [1, 1]).await;
     set_phase(&two, 3, 3, 1000).await;
     until("the engine knows", async || {
@@ -294,12 +294,12 @@ async fn a_grant_below_the_floor_is_given_back() {
     assert!(matches!(standing, Standing::Ended), "{standing:?}");
     engine.withdraw(&claim, Leave::Release).await.unwrap();
     assert_eq!(two.held("x").await, [0, 0]);
-    // The core goes on with a new claim.
+    // The core continues with a new claim.
     let client = Client::new(engine).unwrap();
     assert!(token(&client, "x").await > Token(1000));
 }
 
-/// A store whose locks can be reached, and whose record cannot be read while it is cut off.
+/// A store whose locks can always be reached. While it is cut off, its record cannot be read.
 #[derive(Debug)]
 pub(crate) struct NoRecord {
     pub(crate) engine: Arc<dyn Engine>,
@@ -330,7 +330,7 @@ impl std::fmt::Display for NoRecord {
     }
 }
 
-/// A client that can be cut off from the records, and what does it.
+/// A client that can be cut off from the records, and the switch for that.
 async fn cut_off(two: &Two) -> (Client, Arc<AtomicBool>) {
     let cut = Arc::new(AtomicBool::new(false));
     let store = |memory: &Memory| {
@@ -349,7 +349,7 @@ async fn without_the_record_nothing_is_believed_for_long() {
     let guard = client.lock("x").ttl(TTL).await.unwrap();
     let begun = Instant::now();
     cut.store(true, SeqCst);
-    // Its lease is renewed all the time, and would not end.
+    // The lease is renewed all the time, so it would not end.
     let reason = guard.lost().await;
     assert_eq!(reason, LossReason::Expired);
     assert!(begun.elapsed() <= PACE, "{:?}", begun.elapsed());
@@ -380,7 +380,7 @@ impl std::fmt::Display for NoLocks {
     }
 }
 
-/// Whether it was asked in vain, or its breaker did not ask it any more.
+/// Both when the second store failed, and when its breaker no longer asked it.
 #[tokio::test]
 async fn what_was_taken_is_given_back_if_the_second_store_is_away() {
     let two = Two::prepared().await;
@@ -403,7 +403,7 @@ async fn what_was_taken_is_given_back_if_the_second_store_is_away() {
     }
 }
 
-/// A client knows phase 1 only, while two steps and the hush go by.
+/// A client knows only phase 1 during two steps and the hush.
 #[tokio::test]
 async fn a_client_that_learns_nothing_has_lost_its_hold_when_the_last_step_comes() {
     let two = Two::prepared().await;
@@ -435,14 +435,15 @@ async fn one_record_is_enough_and_none_is_no_beginning() {
     two.begin().await;
     let before = two.client().await;
     token(&before, "x").await;
-    // A store that has lost its record says nothing.
+    // A store that has lost its record does not say so.
     let lost = Two {
         old: two.old.another(),
         new: Memory::new(),
     };
     let client = lost.client().await;
     token(&client, "x").await;
-    // It may be another store. Who knows better says so, and the next step gives it a record again.
+    // It may be a different store. An administrator who knows that it is not says so, and the next step writes its
+    // record again.
     let refused = lost.migration().finish(&How::new("test")).await;
     assert!(matches!(refused, Err(Error::Config { .. })), "{refused:?}");
     lost.finish_lost().await;
@@ -469,7 +470,7 @@ async fn a_lost_record_of_the_arbiter_comes_back_with_a_new_version() {
     assert!(status.version > version + 3, "{status:?}");
 }
 
-/// Programs that name another store by mistake would hold what others hold.
+/// Programs that name a wrong store by mistake would otherwise hold locks that others hold.
 #[tokio::test]
 async fn a_store_without_a_record_grants_nothing_alone() {
     let two = Two::prepared().await;
@@ -498,7 +499,7 @@ async fn a_store_without_a_record_grants_nothing_alone() {
     token(&two.client().await, "x").await;
 }
 
-/// Programs of the set that ends may hold for its pace yet.
+/// Programs of the old set may still hold for as long as its pace.
 #[tokio::test]
 async fn the_next_move_takes_no_shorter_pace() {
     let two = Two::prepared().await;
@@ -546,7 +547,7 @@ async fn a_program_that_was_not_switched_is_seen() {
         panic!("{refused:?}")
     };
     assert!(why.contains('x') && why.contains("not switched"), "{why}");
-    // It is excluded nevertheless.
+    // It is still excluded.
     assert!(two.client().await.try_lock("x").ttl(TTL).await.is_err());
     guard.release().await.unwrap();
     two.finish(Phase::BothNew).await;
@@ -573,7 +574,7 @@ async fn the_new_store_goes_on_alone() {
     two.finish(Phase::BothNew).await;
     let done = two.migration().finish_without_old(&how).await.unwrap();
     assert_eq!(done, Stepped::Done(Phase::New));
-    // The old store comes back with an old record, and learns.
+    // The old store comes back with an old record, and gets the new one.
     let status = two.migration().status().await.unwrap();
     assert_ne!(status.stores[0].version, status.stores[1].version);
     let client = two.client().await;

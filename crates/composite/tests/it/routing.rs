@@ -1,10 +1,10 @@
-//! Which shard a name lies on.
+//! On which shard a name is.
 
 use std::collections::BTreeMap;
 
 use fencelock_composite::{KeyRule, Map, hash};
 
-/// Those of docs/composite.md.
+/// The test vectors of docs/composite.md.
 const VECTORS: [(&str, u8, &str, u64); 32] = [
     ("a", 0, "report", 0x9d35_3ca6_1df0_4bc5),
     ("a", 99, "report", 0xb6df_925d_8f1e_6e5f),

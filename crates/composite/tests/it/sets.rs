@@ -130,7 +130,7 @@ async fn a_store_that_is_not_the_shard_is_refused() {
         other_set.contains("\"orders\", and not of \"stock\""),
         "{other_set}"
     );
-    // A record of a version that is to come.
+    // A record of a later version.
     let (store, record) = (
         world.store(0),
         world.store(0).record("", None).await.unwrap(),
@@ -151,7 +151,7 @@ async fn records_are_written_once_and_finished_when_interrupted() {
     assert_eq!(world.store(0).record("", None).await.unwrap(), before);
     let error = world.set().key(KeyRule::Slash).init().await.unwrap_err();
     assert!(matches!(error, Error::Config { .. }), "{error:?}");
-    // A store that somebody uses by itself.
+    // A store that a program uses without the set.
     let used = Memory::new();
     let client = Client::new(Arc::new(used.another())).unwrap();
     let guard = client.lock("report").await.unwrap();
@@ -325,14 +325,14 @@ async fn only_the_stores_that_are_needed_are_opened() {
     assert!(client.list("").await.unwrap().is_empty());
     assert_eq!(set.opened(), ["a", "b", "c"]);
     client.close().await.unwrap();
-    // None is opened after the end.
+    // No store is opened after the end.
     let set = world.set().opening(Opening::AsNeeded).open().await.unwrap();
     set.close().await.unwrap();
     let looked = set.inspect().look(&LockName::new(&name).unwrap()).await;
     assert!(matches!(looked, Err(Error::Closed)), "{looked:?}");
 }
 
-/// A store that says what it was asked.
+/// A store that records its calls.
 #[derive(Debug)]
 struct Asked {
     engine: Arc<dyn Engine>,
@@ -388,7 +388,7 @@ impl fmt::Display for Asked {
     }
 }
 
-/// A lock costs what it costs without the set: its record is read when the set is opened.
+/// A lock costs the same as without the set, since the set reads the record when it is opened.
 #[tokio::test]
 async fn a_take_asks_its_shard_once_and_no_other() {
     let world = World::made(2).await;
