@@ -65,7 +65,7 @@ async fn users_and_their_rights() {
         assert!(matches!(error, Error::Refused { .. }), "{who}: {error:?}");
         assert!(!error.to_string().contains("wrong"), "{error}");
     }
-    // The documented rights are enough for everything but Go's layout, whose keys are elsewhere.
+    // The documented rights are enough for everything except Go's layout, whose keys have another prefix.
     let go = format!("{}?layout=concurrency", etcd.url());
     let go = fencelock::connect(&go).await.unwrap();
     let error = go.try_lock("elsewhere").await.unwrap_err();
@@ -96,7 +96,7 @@ async fn one_of_three_is_down_at_the_start() {
         .await
         .unwrap();
     guard.release().await.unwrap();
-    // A member that accepts connections and does not answer delays nobody either.
+    // A member that accepts connections but does not answer causes no delay either.
     etcd.launch(1).unwrap();
     let guard = soon("the lock", client(&etcd).await.lock("a"))
         .await
@@ -121,7 +121,7 @@ async fn no_server_listens() {
     );
 }
 
-/// Many claims while the server does not answer: all wait for the same attempt, not one after the other.
+/// Many claims while the server does not answer. All wait for the same attempt, not for one attempt each.
 #[tokio::test]
 async fn claims_share_the_failure_of_one_attempt() {
     const CLAIMS: usize = 20;

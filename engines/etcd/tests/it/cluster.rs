@@ -9,10 +9,10 @@ use fencelock_testbed::{Etcd, Flow, Proxy};
 
 use crate::{soon, until, wait_for, waiters};
 
-/// On a busy machine a cluster may lose its leader for a while by itself.
+/// On a busy machine a cluster may lose its leader for a while without a fault.
 const PATIENT: &str = "?connect-timeout=20s";
 
-/// A hold: when it began and ended for its client, and its token.
+/// A hold: its beginning and end for its client, and its token.
 type Stay = (u64, u64, u64);
 
 /// Four clients that take one lock again and again, and record their holds.
@@ -32,7 +32,7 @@ impl Load {
         );
         let mut tasks = Vec::new();
         for _ in 0..4 {
-            // Long enough that no place and no hold expires here.
+            // Long enough that no place and no hold expires in this test.
             let client = open(etcd, "?claim-window=60s&connect-timeout=20s").await;
             let (over, done, stays) = (Arc::clone(&over), Arc::clone(&done), Arc::clone(&stays));
             tasks.push(tokio::spawn(async move {
@@ -88,7 +88,7 @@ impl Load {
     }
 }
 
-/// Hand-offs go on while the leader is down and after it is back. Another lock is held all the time.
+/// Hand-offs continue while the leader is down and after it is back. Another lock is held all the time.
 async fn through(etcd: &Etcd, fault: impl AsyncFn(usize), heal: impl AsyncFn(usize)) {
     let load = Load::start(etcd).await;
     let one = open(etcd, PATIENT).await;
@@ -96,8 +96,8 @@ async fn through(etcd: &Etcd, fault: impl AsyncFn(usize), heal: impl AsyncFn(usi
     load.goes_on("the load begins").await;
     let leader = etcd.leader().unwrap();
     fault(leader).await;
-    let took = load.goes_on("hand-offs go on without it").await;
-    println!("hand-offs went on after {took:?}");
+    let took = load.goes_on("hand-offs continue without it").await;
+    println!("hand-offs continued after {took:?}");
     assert!(took < Duration::from_secs(8), "{took:?}");
     heal(leader).await;
     load.goes_on("and when it is back").await;
@@ -129,7 +129,7 @@ async fn a_leader_hangs_and_goes_on() {
     through(&etcd, pause, async |leader| etcd.resume(leader).unwrap()).await;
 }
 
-/// Its client reaches only a leader that the other members have replaced.
+/// The holder's client reaches only a leader that the other members have already replaced.
 #[tokio::test]
 async fn a_holder_behind_a_leader_that_is_cut_off_knows_first() {
     let etcd = Etcd::cluster(3).start().unwrap();
@@ -153,7 +153,7 @@ async fn a_holder_behind_a_leader_that_is_cut_off_knows_first() {
     let late = soon("the late release", guard.release()).await;
     assert!(!matches!(late, Ok(Release::Released)), "{late:?}");
     let sequencer = next.sequencer().await.unwrap();
-    // The member that is back may have the others elect once more.
+    // The member that is back may cause another election.
     until("the store confirms the next grant", async || {
         near.check(&sequencer).await.is_ok_and(|held| held)
     })

@@ -34,7 +34,7 @@ fn etcdctl_lock(etcd: &Etcd, name: &str) -> Child {
         .expect("etcdctl is installed (Debian: etcd-client)")
 }
 
-/// Waits until it holds. Returns its key, and its output: if that were closed, its next line would kill it.
+/// Waits until it holds. Returns its key, and its output, which must stay open: otherwise its next line would kill it.
 async fn holds(child: &mut Child) -> (String, Lines<BufReader<ChildStdout>>) {
     let stdout = child.stdout.take().unwrap();
     let mut lines = BufReader::new(stdout).lines();
@@ -42,7 +42,7 @@ async fn holds(child: &mut Child) -> (String, Lines<BufReader<ChildStdout>>) {
     (key.unwrap().unwrap(), lines)
 }
 
-/// In Go's layout `a/b` lies in the queue of `a`, and keeps its claims waiting. Its owner does not hold `a`.
+/// In Go's layout `a/b` is in the queue of `a`, and keeps the claims of `a` waiting. But its owner does not hold `a`.
 #[tokio::test]
 async fn the_owner_of_a_lock_below_holds_nothing_above() {
     let etcd = Etcd::start().unwrap();
@@ -122,7 +122,7 @@ async fn two_claims_of_one_client_are_two() {
     assert!(guard.is_valid());
     let error = us.lock("b").shared().await.unwrap_err();
     assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
-    // As in Go, a lock lies within another.
+    // As in Go, a lock may be below another lock.
     let inner = us.lock("c/d").await.unwrap();
     assert!(matches!(us.try_lock("c").await, Err(Error::Held { .. })));
     inner.release().await.unwrap();

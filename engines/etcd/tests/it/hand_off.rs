@@ -1,4 +1,4 @@
-//! Hand-offs in which the next holder does not read the queue, and what can go wrong.
+//! Hand-offs in which the next holder does not read the queue, and the ways in which they can fail.
 
 use std::time::Duration;
 
@@ -16,14 +16,14 @@ const TURNS: usize = 60;
 
 type Waiting = JoinHandle<fencelock::Result<fencelock::Guard>>;
 
-/// A new client that waits as the last of so many.
+/// A new client that waits. It is the last of this number of waiters.
 async fn join(etcd: &Etcd, observer: &Client, count: usize) -> Waiting {
     let waiting = wait_for(&client(etcd).await, "a");
     waiters(observer, "a", count).await;
     waiting
 }
 
-/// The waiter gets the lock, and the store shows that.
+/// The waiter gets the lock, and the store shows the grant.
 async fn gets_the_lock(observer: &Client, waiting: Waiting) {
     let guard = soon("a grant", waiting).await.unwrap().unwrap();
     let view = observer.look("a").await.unwrap();
@@ -39,7 +39,7 @@ async fn a_waiter_that_gives_up_hands_the_lock_to_nobody() {
     let second = join(&etcd, &observer, 1).await;
     let third = join(&etcd, &observer, 2).await;
     let last = join(&etcd, &observer, 3).await;
-    // Its predecessor gives up, and then the next one; the holder stays.
+    // Its predecessor gives up, and then the next one. The holder stays.
     for (gone, left) in [(third, 2), (second, 1)] {
         gone.abort();
         waiters(&observer, "a", left).await;
@@ -58,7 +58,7 @@ async fn a_waiter_whose_session_ends_hands_the_lock_to_nobody() {
     let guard = observer.lock("a").await.unwrap();
     let second = join(&etcd, &observer, 1).await;
     let before = etcd.leases().unwrap();
-    // Its client has a session of its own. It joins the queue again, behind the last.
+    // Its client has its own session. It joins the queue again as the last one.
     let third = join(&etcd, &observer, 2).await;
     let of_third = etcd.leases().unwrap();
     let last = join(&etcd, &observer, 3).await;
@@ -74,7 +74,7 @@ async fn a_waiter_whose_session_ends_hands_the_lock_to_nobody() {
     }
 }
 
-/// The release of a contended lock leaves a notice for a while, and then nothing.
+/// The release of a contended lock leaves a notice for a while, and nothing after that.
 #[tokio::test]
 async fn release_notices_are_deleted() {
     let etcd = Etcd::start().unwrap();
@@ -92,7 +92,7 @@ async fn release_notices_are_deleted() {
     .await;
 }
 
-/// A new claim finds those that wait, whether its client knows that the lock is contended or not.
+/// A new claim finds the waiters, whether its client knows that the lock is contended or not.
 #[tokio::test]
 async fn no_claim_overtakes_a_head_that_has_not_noticed_yet() {
     let etcd = Etcd::start().unwrap();
@@ -104,7 +104,7 @@ async fn no_claim_overtakes_a_head_that_has_not_noticed_yet() {
         .unwrap();
     let first = wait_for(&far, "a");
     waiters(&observer, "a", 1).await;
-    // It is the head of the queue and does not know yet.
+    // It is the head of the queue, but does not know this yet.
     proxy.answers(Flow::Hold);
     guard.release().await.unwrap();
     let new = client(&etcd).await;
@@ -130,7 +130,7 @@ async fn a_writer_waits_for_all_readers_before_it() {
         readers.push(client(&etcd).await.lock("a").shared().await.unwrap());
     }
     let writer = join(&etcd, &observer, 1).await;
-    // The last one first: it is the writer's predecessor.
+    // The last reader first, which is the writer's predecessor.
     while let Some(reader) = readers.pop() {
         tokio::time::sleep(WHILE).await;
         assert!(!writer.is_finished());
@@ -159,7 +159,8 @@ async fn a_hand_off_over_a_lost_connection_is_not_missed() {
     gets_the_lock(&near, waiting).await;
 }
 
-/// A member may report the end of a key just before its own reads show it. A waiter that reads then sees the old state.
+/// A member may report the end of a key just before its own reads show that. A waiter that reads then sees the old
+/// state.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_end_is_missed_by_waiters_that_read() {
     let etcd = Etcd::start().unwrap();
@@ -200,7 +201,7 @@ async fn waiters_are_served_after_a_compaction() {
     gets_the_lock(&observer, last).await;
 }
 
-/// A key that a late request could change is not reused.
+/// A key is not used again if a late request could still change it.
 #[tokio::test]
 async fn a_key_is_reused_unless_a_request_about_it_had_no_reply() {
     let etcd = Etcd::start().unwrap();

@@ -47,7 +47,7 @@ pub(crate) fn wait_for(client: &Client, name: &str) -> JoinHandle<Result<Guard>>
     tokio::spawn(async move { client.lock(&name).await })
 }
 
-/// Waits until so many claims wait for the lock.
+/// Waits until this number of claims wait for the lock.
 pub(crate) async fn waiters(client: &Client, name: &str, count: usize) {
     until("all wait", async || {
         client.look(name).await.unwrap().waiters.len() == count

@@ -1,4 +1,4 @@
-//! Typed options and own options of the driver: they lock what a URL locks, and what they say is used.
+//! Typed options and the driver's own options lock the same locks as a URL, and their settings take effect.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ fn host(etcd: &Etcd) -> String {
     format!("127.0.0.1:{}", etcd.port(0))
 }
 
-/// A lock that `options` take is held for who looks by the URL.
+/// A lock that was taken with `options` is held for a client that uses the URL.
 async fn locks_for(options: Options, url: &str) -> Client {
     let one = soon("opening", fencelock::connect(options)).await.unwrap();
     let two = soon("opening", fencelock::connect(url)).await.unwrap();

@@ -8,7 +8,8 @@ use futures_util::future::join_all;
 
 use crate::{client, soon, until, wait_for, waiters};
 
-/// The requests that the server got so far. All watches of a client are one stream, so its messages are counted.
+/// The number of requests that the server got so far. All watches of a client are one stream, so its messages are
+/// counted.
 fn requests(etcd: &Etcd) -> u64 {
     let of = |service: &str| {
         let label = format!("grpc_service=\"etcdserverpb.{service}\"");
@@ -18,14 +19,14 @@ fn requests(etcd: &Etcd) -> u64 {
     of("KV") + of("Watch")
 }
 
-/// The events that the server has sent to watchers so far.
+/// The number of events that the server has sent to watchers so far.
 fn events(etcd: &Etcd) -> u64 {
     etcd.counter(0, "etcd_debugging_mvcc_events_total", "")
         .unwrap()
 }
 
-/// Waits until so many watches are open, and their clients ask nothing more: each client that has held a lock has one for its
-/// mailbox and one that guards its connection.
+/// Waits until this number of watches are open, and their clients send no more requests. Each client that has held a
+/// lock has one watch for its mailbox and one that guards its connection.
 async fn watching(etcd: &Etcd, count: u64) {
     until("the watches are open", async || {
         let open = etcd.counter(0, "etcd_debugging_mvcc_watcher_total", "");
@@ -55,7 +56,8 @@ async fn one_transaction_takes_and_one_releases() {
     assert_eq!(etcd.leases().unwrap().len(), 1, "one session for all");
 }
 
-/// After a client found a lock taken, it reads the queue at once the next time, until the lock was free for a while.
+/// When a client has found a lock taken, it reads the queue at once the next time, until the lock has been free for a
+/// while.
 #[tokio::test]
 async fn a_taken_lock_costs_one_more_request_only_once() {
     let etcd = Etcd::start().unwrap();
@@ -77,7 +79,7 @@ async fn a_taken_lock_costs_one_more_request_only_once() {
     assert_eq!(requests(&etcd) - before, 40);
 }
 
-/// All wait, then each holds the lock once. Returns requests and time for each hand-off.
+/// All clients wait, then each holds the lock once. Returns the requests and the time for each hand-off.
 async fn drain(etcd: &Etcd, count: usize) -> (f64, Duration) {
     let holder = client(etcd).await;
     let mut clients: Vec<Client> = Vec::new();
@@ -107,7 +109,7 @@ async fn requests_for_each_hand_off_do_not_grow_with_the_queue() {
     let (of_16, _) = drain(&etcd, 16).await;
     let (of_128, time) = drain(&etcd, 128).await;
     println!("{of_16} and {of_128} requests, {time:?}");
-    // A release, a mailbox and the end of the watches for each client; and what is asked again on a busy machine.
+    // A release, a mailbox and the end of the watches for each client, and repeated requests on a busy machine.
     assert!(of_16 < 9.0 && of_128 < 9.0, "{of_16} and {of_128} requests");
     assert!(
         time < Duration::from_millis(70),
@@ -115,7 +117,7 @@ async fn requests_for_each_hand_off_do_not_grow_with_the_queue() {
     );
 }
 
-/// The server serves a watch that begins at an earlier revision only every 100 ms, which the first half measures. Our
+/// The server serves a watch that begins at an earlier revision only every 100 ms, as the first half measures. Our
 /// waiters are notified at once.
 #[tokio::test]
 async fn no_watch_begins_in_history() {
@@ -169,7 +171,7 @@ async fn waiting_costs_nothing_while_others_are_busy() {
     tokio::time::sleep(Duration::from_millis(300)).await;
     let (asked, sent) = (requests(&etcd), events(&etcd));
     for i in 0..100 {
-        // Names that are similar to the one that is waited for.
+        // Names that are similar to the awaited one.
         let name = ["a/b", "ab", "b"][i % 3];
         busy.lock(name).await.unwrap().release().await.unwrap();
     }
@@ -219,8 +221,8 @@ async fn one_keepalive_serves_all_holds() {
     assert!(guards.iter().all(fencelock::Guard::is_valid));
 }
 
-/// What waits for its turn has not begun to wait for its answer. The server takes some hundred requests of a connection at once, so
-/// the last of these has its answer after three seconds.
+/// While a request waits for its turn, the time for its answer has not begun. The server takes some hundred requests of
+/// a connection at once, so the last of these gets its answer after three seconds.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_that_waits_for_its_turn_does_not_run_out_of_time() {
     let etcd = Etcd::start().unwrap();

@@ -48,7 +48,7 @@ async fn not_granted_after_its_session_ended(layout: &str) {
     let before = etcd.leases().unwrap();
     let waiting = take_once(&two);
     waiters(&one, "a", 1).await;
-    // All sessions but the holder's.
+    // All sessions except the holder's.
     for lease in etcd.leases().unwrap() {
         if !before.contains(&lease) {
             etcd.revoke(&lease).unwrap();
@@ -57,7 +57,7 @@ async fn not_granted_after_its_session_ended(layout: &str) {
     let last = take_once(&three);
     waiters(&one, "a", 2).await;
     guard.release().await.unwrap();
-    // Each is granted with a key of its own that exists, one after the other.
+    // Each claim is granted in turn, with a key of its own that exists.
     let first = soon("the first grant", waiting).await.unwrap();
     let second = soon("the second grant", last).await.unwrap();
     assert_ne!(first, second);
@@ -77,12 +77,13 @@ fn take_once(client: &Client) -> tokio::task::JoinHandle<Token> {
     })
 }
 
-/// The waiter learns of its own end and of its predecessor's at the same time, after another client has taken the lock.
+/// The waiter learns of the end of its own session and of its predecessor's at the same time, after another client has
+/// taken the lock.
 #[tokio::test]
 async fn a_claim_that_learns_late_of_the_end_of_its_session_does_not_take_its_turn() {
     let etcd = Etcd::start().unwrap();
     let proxy = Proxy::start(etcd.port(0)).unwrap();
-    // Longer than the answers are held here.
+    // Longer than the answers are held in this test.
     let options = "response-timeout=20s&claim-window=20s";
     let url = format!("{}?{options}", etcd.url_at(&[proxy.port()]));
     let (far, near) = (fencelock::connect(&url).await.unwrap(), client(&etcd).await);
@@ -90,7 +91,7 @@ async fn a_claim_that_learns_late_of_the_end_of_its_session_does_not_take_its_tu
     let before = etcd.leases().unwrap();
     let waiting = take_once(&far);
     waiters(&near, "a", 1).await;
-    // It watches its own key, its predecessor's, and the release notice.
+    // It watches its own key, its predecessor's key, and the release notice.
     until("it watches", async || watchers(&etcd) == 6).await;
     proxy.answers(Flow::Hold);
     for lease in etcd.leases().unwrap() {
@@ -108,8 +109,8 @@ async fn a_claim_that_learns_late_of_the_end_of_its_session_does_not_take_its_tu
     assert!(soon("the grant", waiting).await.unwrap() > token);
 }
 
-/// The watches that the server has open: one mailbox for each client that has held a lock, one that guards the connection
-/// of each client that has claimed one, and those of waiters.
+/// The watches that the server has open: one mailbox for each client that has held a lock, one that guards the
+/// connection of each client that has claimed one, and the watches of waiters.
 fn watchers(etcd: &Etcd) -> u64 {
     etcd.counter(0, "etcd_debugging_mvcc_watcher_total", "")
         .unwrap()
@@ -138,12 +139,12 @@ async fn an_administrator_deletes_a_key() {
     let one = client(&etcd).await;
     let guard = one.lock("a").ttl(Duration::from_secs(2)).await.unwrap();
     etcd.erase().unwrap();
-    // The session is alive; the hold is gone.
+    // The session is alive, but the hold is lost.
     let why = soon("the loss is found by a renewal", guard.lost()).await;
     assert_eq!(why, LossReason::StoreForgot);
 }
 
-/// The transaction that creates the key has no reply, several times: nothing is left, and nothing comes back.
+/// The transaction that creates the key has no reply, several times. Nothing is left, and nothing appears later.
 #[tokio::test]
 async fn a_lost_answer_leaves_no_orphan() {
     for (layout, prefix) in LAYOUTS {
@@ -151,7 +152,7 @@ async fn a_lost_answer_leaves_no_orphan() {
     }
 }
 
-/// The layouts, each with the prefix of all keys here.
+/// The layouts, each with the prefix of all keys in these tests.
 const LAYOUTS: [(&str, &str); 2] = [("fencelock", "fencelock/lock/"), ("concurrency", "a")];
 
 async fn leaves_no_orphan(layout: &str, prefix: &str) {
@@ -162,7 +163,7 @@ async fn leaves_no_orphan(layout: &str, prefix: &str) {
     let far = fencelock::connect(&url).await.unwrap();
     let near = format!("{}?layout={layout}", etcd.url());
     let near = fencelock::connect(&near).await.unwrap();
-    // This hold stays, so that the session cannot simply be revoked.
+    // This hold stays, so that the client cannot simply revoke the session.
     let stays = far.lock("a-stays").await.unwrap();
     for round in 0..3 {
         let name = format!("a/{round}");
@@ -180,7 +181,7 @@ async fn leaves_no_orphan(layout: &str, prefix: &str) {
     assert_eq!(far.promises().lease, LeaseKind::Session);
 }
 
-/// Waits until a lock has so many keys.
+/// Waits until a lock has this number of keys.
 async fn keys(etcd: &Etcd, name: &str, count: u64) {
     let prefix = format!("fencelock/lock/{name}/");
     until("the keys are there", async || {
@@ -189,7 +190,7 @@ async fn keys(etcd: &Etcd, name: &str, count: u64) {
     .await;
 }
 
-/// Later than a second request over the other connection, and before the first connection is given up.
+/// Later than a second request over the other connection, and before the client gives up the first connection.
 const LATE: Flow = Flow::Delay(Duration::from_secs(2));
 
 /// Two proxies to a server. The second one refuses connections.
@@ -205,14 +206,14 @@ async fn client_of_both(etcd: &Etcd, slow: &Proxy, other: &Proxy) -> Client {
     fencelock::connect(&url).await.unwrap()
 }
 
-/// The client and the store agree on the grant although the first reply was lost.
+/// The client and the store agree on the grant, although the first reply was lost.
 #[tokio::test]
 async fn a_reader_whose_answer_was_lost_finds_its_key_again() {
     let etcd = Etcd::start().unwrap();
     let proxy = Proxy::start(etcd.port(0)).unwrap();
     let url = format!("{}?response-timeout=300ms", etcd.url_at(&[proxy.port()]));
     let (far, near) = (fencelock::connect(&url).await.unwrap(), client(&etcd).await);
-    // It keeps the session of the reader's key alive.
+    // This hold keeps the session of the reader's key alive.
     let stays = far.lock("stays").await.unwrap();
     proxy.answers(Flow::Lose);
     let reader = tokio::spawn({
@@ -235,7 +236,7 @@ async fn a_reader_whose_answer_was_lost_finds_its_key_again() {
     keys(&etcd, "a", 0).await;
 }
 
-/// The first request arrives after the second one, which replaced it: it changes nothing.
+/// The first request arrives after the second one, which replaced it, and changes nothing.
 #[tokio::test]
 async fn a_readers_late_request_does_not_move_its_key() {
     let etcd = Etcd::start().unwrap();
@@ -267,7 +268,7 @@ async fn a_readers_late_request_does_not_move_its_key() {
     reader.release().await.unwrap();
 }
 
-/// In Go's layout the client's next claim has the same key as the one before, in our own another.
+/// In Go's layout the client's next claim has the same key as the previous one; in our own layout it has another key.
 #[tokio::test]
 async fn a_late_release_spares_the_next_claim_of_its_client() {
     for (layout, prefix, method) in [
@@ -287,7 +288,7 @@ async fn a_late_release_spares_the_next_claim_of_its_client() {
         };
         other.refuse(false).unwrap();
         slow.requests(LATE);
-        // Repeated over the other connection if necessary.
+        // The release is repeated over the other connection if necessary.
         let _ = soon("an answer", first.release()).await;
         until("it is released", async || etcd.keys(prefix).unwrap() == 0).await;
         let next = soon("the lock", far.lock("a")).await.unwrap();
@@ -308,7 +309,7 @@ async fn a_waiter_whose_answer_was_lost_keeps_its_place() {
     let other = client(&etcd).await;
     let guard = near.lock("a").await.unwrap();
     let kept = near.lock("b").await.unwrap();
-    // It waits in the session of the other waiter's key.
+    // The claim waits in the session of the other waiter's key.
     let beside = wait_for(&far, "b");
     waiters(&near, "b", 1).await;
     let error = far.try_lock("a").await.unwrap_err();
@@ -331,18 +332,18 @@ async fn a_waiter_whose_answer_was_lost_keeps_its_place() {
     beside.release().await.unwrap();
 }
 
-/// A client that was refused does not come back for what its first request may have taken since.
+/// A client that was refused does not check later what its first request may have taken since then.
 #[tokio::test]
 async fn a_late_request_of_one_that_gave_up_leaves_no_orphan() {
     let etcd = Etcd::start().unwrap();
     let (slow, other) = two_proxies(&etcd);
-    // In our own layout the late request fails: the client has raised the token base over its next connection.
+    // In our own layout the late request fails, since the client has raised the token base over its next connection.
     let both = etcd.url_at(&[slow.port(), other.port()]);
     let both = format!("{both}?response-timeout=300ms&layout=concurrency");
     let far = fencelock::connect(&both).await.unwrap();
     let near = format!("{}?layout=concurrency", etcd.url());
     let near = fencelock::connect(&near).await.unwrap();
-    // It keeps the session of the request alive.
+    // This hold keeps the session of the request alive.
     let ttl = Duration::from_secs(3);
     let stays = far.lock("stays").ttl(ttl).await.unwrap();
     let guard = near.lock("a").await.unwrap();
@@ -350,13 +351,13 @@ async fn a_late_request_of_one_that_gave_up_leaves_no_orphan() {
     slow.requests(LATE);
     let error = far.lock("a").ttl(ttl).attempts(2).await.unwrap_err();
     assert!(matches!(error, Error::Held { .. }), "{error:?}");
-    // Watched, since the key may be gone again before anybody could look.
+    // The key is watched, since it may be deleted again before a client could look.
     let address = etcd.url().replace("etcd://", "http://");
     let mut bare = etcd_client::Client::connect([address], None).await.unwrap();
     let all = etcd_client::WatchOptions::new().with_prefix();
     let mut seen = bare.watch("a/", Some(all)).await.unwrap();
     guard.release().await.unwrap();
-    // The late request takes the free lock, and its key is found and deleted.
+    // The late request takes the free lock. Then its key is found and deleted.
     let mut late = Vec::new();
     soon("a key comes and goes", async {
         loop {
@@ -400,7 +401,7 @@ async fn each_claim_has_its_own_ttl() {
     assert!(promises.clock.contains("whole seconds"), "{promises:?}");
 }
 
-/// A waiter that gives up while the server does not answer leaves the queue, however long that lasts.
+/// A waiter that gives up while the server does not answer leaves the queue, however long the silence lasts.
 #[tokio::test]
 async fn a_waiter_that_gave_up_without_an_answer_leaves_the_queue() {
     let etcd = Etcd::start().unwrap();
@@ -416,7 +417,7 @@ async fn a_waiter_that_gave_up_without_an_answer_leaves_the_queue() {
     crate::waiters(&near, "a", 1).await;
     proxy.both(Flow::Hold);
     waiting.abort();
-    // Longer than its ttl, for which the client repeats the withdrawal; shorter than its session.
+    // Longer than its ttl, for which the client repeats the withdrawal. Shorter than its session.
     tokio::time::sleep(Duration::from_millis(2500)).await;
     proxy.both(Flow::Pass);
     proxy.reset();
@@ -454,7 +455,7 @@ async fn more_holds_than_fit_in_one_session() {
     })
     .await;
     assert!(guards.iter().all(fencelock::Guard::is_valid));
-    // Two, and more if the server was slow: a session in doubt takes no new hold.
+    // Two sessions, and more if the server was slow: a session in doubt takes no new hold.
     let sessions = etcd.leases().unwrap().len();
     assert!((2..20).contains(&sessions), "{sessions} sessions");
 }

@@ -1,4 +1,4 @@
-//! Who asks: bearer tokens, certificates of clients, and TLS.
+//! Authentication: bearer tokens, client certificates, and TLS.
 
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ fn written(dir: &Dir, name: &str, text: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_token_says_who_asks() {
+async fn a_token_authenticates_the_client() {
     let dir = Dir::new("http-access").unwrap();
     let token = BearerToken::draw().unwrap();
     let server = serve(for_billing(&token)).await;
@@ -68,7 +68,7 @@ async fn a_token_says_who_asks() {
     }
 }
 
-/// The store has the name of the principal before the owner, and the owner's processes do not know it.
+/// The service stores the name of the principal before the owner. The owner's processes do not know that name.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_child_process_joins_the_hold_of_its_owner() {
     let dir = Dir::new("http-access").unwrap();
@@ -86,7 +86,7 @@ async fn a_child_process_joins_the_hold_of_its_owner() {
     assert_eq!(child.token(), outer.token());
 }
 
-/// An authority, and the files of a certificate of its own.
+/// An authority, and the files of a certificate that it signed.
 struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
 }
@@ -136,14 +136,14 @@ async fn connections_are_encrypted_and_both_sides_are_checked() {
     let client = connect(&format!("{url}?tls-ca={ca}&{identity}")).await;
     let guard = soon("the lock", client.lock("billing/a")).await.unwrap();
     guard.release().await.unwrap();
-    // Without a certificate the client is nobody.
+    // Without a certificate the client is not authenticated.
     let error = soon(
         "a refusal",
         fencelock::connect(format!("{url}?tls-ca={ca}")),
     );
     let error = error.await.unwrap_err();
     assert!(matches!(error, Error::Refused { .. }), "{error:?}");
-    // And a service that another authority vouches for is none.
+    // And the client refuses a service with a certificate of another authority.
     let other = written(&dir, "other.pem", &Authority::new().issuer.pem());
     let bad = format!("{url}?tls-ca={other}&{identity}&connect-timeout=100ms");
     let error = soon("an error", fencelock::connect(bad)).await.unwrap_err();

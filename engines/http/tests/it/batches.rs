@@ -20,7 +20,7 @@ fn at(server: &Server) -> String {
     format!("fencelock+http://{}", server.address())
 }
 
-/// How many requests of a route a replica has served.
+/// The number of requests of a route that a replica has served.
 pub(crate) async fn served(server: &Server, route: &str) -> u64 {
     let mut stream = TcpStream::connect(server.address()).await.unwrap();
     let request = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
@@ -67,13 +67,13 @@ async fn requests_that_start_together_go_together_and_one_goes_alone() {
         served(&server, "/v1/batch").await,
         served(&server, "/v1/claims/{id}").await + served(&server, "/v1/claims/{id}/release").await,
     );
-    // Of 2,560 requests.
+    // Out of 2,560 requests.
     assert!((1..640).contains(&together), "{together} batches");
     assert!(alone < 640, "{alone} requests alone");
     assert!(memory.is_empty());
 }
 
-/// A replica of another version, which has no batches, behind the same address as one that says it has.
+/// A replica of another version without batches, behind the address of a replica that has them.
 async fn without_batches(engine: Arc<dyn Engine>) -> String {
     let service = Service::new(engine, Config::trusting()).unwrap();
     let gone = any(async || StatusCode::NOT_FOUND);
@@ -95,7 +95,7 @@ async fn a_replica_that_knows_no_batches_gets_single_requests() {
 }
 
 #[tokio::test]
-async fn a_lock_of_which_the_store_is_silent_holds_up_no_other() {
+async fn a_lock_whose_store_is_silent_delays_no_other() {
     let (fault, handle) = Fault::new(Arc::new(Memory::new()));
     let shards: [(&str, Arc<dyn Engine>); 2] =
         [("a", Arc::new(Memory::new())), ("b", Arc::new(fault))];
@@ -115,7 +115,7 @@ async fn a_lock_of_which_the_store_is_silent_holds_up_no_other() {
         held_up.spawn(async move { client.lock(&name).await.unwrap().release().await.unwrap() });
     }
     for name in &good {
-        // They go with the others, and before they are answered.
+        // They are sent together with the silent ones, but answered before them.
         let guard = soon("a lock of the other store", client.lock(name)).await;
         guard.unwrap().release().await.unwrap();
     }
@@ -139,7 +139,7 @@ async fn a_batch_without_an_answer_costs_no_lock() {
         url(std::slice::from_ref(&replica))
     );
     let client = connect(&url).await;
-    // It reaches the replica, and no answer comes back.
+    // It reaches the replica, but no answer comes back.
     replica.proxy.answers(Flow::Hold);
     let mut tasks = JoinSet::new();
     for name in names(20) {
@@ -152,7 +152,7 @@ async fn a_batch_without_an_answer_costs_no_lock() {
     let server = replica.server.as_ref().unwrap();
     assert!(served(server, "/v1/batch").await > 0);
     replica.proxy.both(Flow::Pass);
-    // What may have been granted is given back, without waiting for its lease to end.
+    // Grants of the lost answer are given back, without a wait for the end of their leases.
     until("all are free", async || memory.is_empty()).await;
     pairs(&client, names(20), 2).await;
 }

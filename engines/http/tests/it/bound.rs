@@ -1,4 +1,4 @@
-//! A store whose claims belong to a replica: etcd. A replica that ends, hangs or is restarted, while claims wait there and hold.
+//! etcd, a store whose claims belong to a replica. A replica ends, hangs or restarts while claims wait or hold there.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,12 +13,12 @@ use tokio::net::{TcpListener, TcpStream};
 use crate::batches::{names, pairs, served};
 use crate::{connect, serve_as, soon, until, wait_for};
 
-/// The shortest of etcd.
+/// The shortest claim window of etcd.
 const WINDOW: Duration = Duration::from_secs(2);
 
-/// A replica with a proxy before it, and one between it and etcd.
+/// A replica with a proxy in front of it, and a proxy between it and etcd.
 struct Replica {
-    /// None once it was killed.
+    /// `None` once it was killed.
     server: Option<Server>,
     port: u16,
     proxy: Proxy,
@@ -42,7 +42,7 @@ impl Replica {
         }
     }
 
-    /// As kill -9 does: whatever it would still send to the store is lost.
+    /// As after kill -9: everything that it would still send to the store is lost.
     fn kill(&mut self) {
         self.to_store.both(Flow::Lose);
         self.server = None;
@@ -68,7 +68,8 @@ async fn two(etcd: &Etcd) -> [Replica; 2] {
     [Replica::start(etcd).await, Replica::start(etcd).await]
 }
 
-/// Each reaches the store through a proxy of its own, so by another URL. The first claim of a client is one for the first.
+/// Each replica reaches the store through its own proxy, so by another URL. The first claim of a client goes to the
+/// first replica.
 fn url(ports: impl IntoIterator<Item = u16>) -> String {
     let hosts = ports.into_iter().map(|port| format!("127.0.0.1:{port}"));
     let hosts = hosts.collect::<Vec<_>>().join(",");
@@ -83,7 +84,7 @@ fn proxied(replicas: &[Replica]) -> String {
     url(replicas.iter().map(|replica| replica.proxy.port()))
 }
 
-/// A hold of the whole lease.
+/// A hold with the whole lease.
 async fn hold(client: &Client, ttl: Duration) -> Guard {
     let guard = soon("the lock", client.lock("a").ttl(ttl)).await.unwrap();
     guard.refresh(ttl).await.unwrap();
@@ -97,7 +98,7 @@ async fn waiters(client: &Client, count: usize) {
     .await;
 }
 
-/// How the lock goes on is known to its holder by the claim that the store has.
+/// Whether the lock's holder in the store is this claim.
 async fn is_the_holder(client: &Client, guard: &Guard) {
     let view = client.look("a").await.unwrap();
     assert_eq!(view.holders.len(), 1, "{view:?}");
@@ -122,7 +123,7 @@ async fn requests_for_a_replica_go_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_says_what_a_claim_is_bound_to() {
+async fn it_reports_to_what_a_claim_is_bound() {
     let etcd = Etcd::start().unwrap();
     let replicas = two(&etcd).await;
     let client = connect(&direct(&replicas)).await;
@@ -134,7 +135,7 @@ async fn it_says_what_a_claim_is_bound_to() {
     let limits = promises.limits.iter();
     let mut limits = limits.filter(|limit| limit.what.contains("belongs to the replica"));
     assert!(limits.next().is_some() && limits.next().is_none());
-    // Each claim is at one of them, whatever is asked about it.
+    // Each claim is at one replica, for all requests about it.
     let mut guards = Vec::new();
     for name in ["a", "b", "c", "d"] {
         guards.push(soon("a lock", client.lock(name)).await.unwrap());
@@ -150,7 +151,8 @@ async fn it_says_what_a_claim_is_bound_to() {
     assert_eq!(replicas.each_ref().map(Replica::bound_claims), [0, 0]);
 }
 
-/// Whatever befalls the replica at which it waits: it waits at the other one, by a new claim, and nothing of the old one is left.
+/// The replica at which the claim waits fails in some way. The claim continues to wait at the other replica as a new
+/// claim, and nothing is left of the old one.
 async fn waits_elsewhere(reach: fn(&[Replica]) -> String, harm: fn(&mut Replica)) {
     let etcd = Etcd::start().unwrap();
     let mut replicas = two(&etcd).await;
@@ -194,7 +196,7 @@ async fn a_waiter_of_a_replica_without_its_store_waits_elsewhere() {
     waits_elsewhere(direct, |replica| replica.to_store.both(Flow::Lose)).await;
 }
 
-/// It is the only one: its clients wait for it, and then it does not know them.
+/// It is the only replica: its clients wait for it, and afterwards it does not know them.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_waiter_of_a_restarted_replica_waits_anew() {
     let etcd = Etcd::start().unwrap();
@@ -212,7 +214,7 @@ async fn a_waiter_of_a_restarted_replica_waits_anew() {
     is_the_holder(&holder, &guard).await;
 }
 
-/// The holder believes until its lease is over and no longer, and then, not before, another one has the lock.
+/// The holder believes until its lease is over. Only then does another claim get the lock.
 async fn is_lost_in_time(again: bool) {
     let etcd = Etcd::start().unwrap();
     let mut replicas = two(&etcd).await;
@@ -231,12 +233,12 @@ async fn is_lost_in_time(again: bool) {
     let (lost, until) = (Clock::Boot.now(), guard.valid_until());
     assert_eq!(why, LossReason::Expired);
     assert!(lost >= until && !guard.is_valid());
-    // It was renewed at a third of its lease: so long it goes on at least.
+    // It was renewed at a third of its lease, so it lasts at least this long.
     assert!(until.since(killed) >= Duration::from_millis(2500));
     let next = soon("the next", waiting).await.unwrap().unwrap();
     assert!(Clock::Boot.now() > until && next.token() > guard.token());
     is_the_holder(&other, &next).await;
-    // Neither a late renewal nor its end does anything to the next one.
+    // Neither a late renewal nor the end of the old hold affects the next one.
     drop(guard);
     soon("a renewal", next.prolonged()).await;
     assert!(next.is_valid());
@@ -253,7 +255,7 @@ async fn a_hold_of_a_restarted_replica_is_believed_until_its_lease_is_over() {
     is_lost_in_time(true).await;
 }
 
-/// Below the client: what a replica has ended does not come back, whoever is asked and however often.
+/// Below the client: a claim that a replica has ended never comes back, whichever replica is asked, and however often.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_replica_has_ended_is_over() {
     let etcd = Etcd::start().unwrap();
@@ -267,7 +269,7 @@ async fn what_a_replica_has_ended_is_over() {
     let Ok(Standing::Waiting(place)) = engine.place(&old).await else {
         panic!("it does not wait");
     };
-    // Nobody polls, so its place lapses.
+    // No client polls, so its place ends.
     until("it is ended", async || replicas[0].bound_claims() == 0).await;
     for _ in 0..2 {
         let ended = soon("an answer", engine.place(&old)).await;
@@ -294,12 +296,12 @@ async fn what_a_replica_has_ended_is_over() {
         .unwrap();
 }
 
-/// The request that placed a claim arrives once more when another replica is at the address.
+/// The request that placed a claim arrives a second time, when another replica has the address.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_that_is_repeated_at_another_replica_is_refused() {
     let etcd = Etcd::start().unwrap();
     let mut replica = Replica::start(&etcd).await;
-    // What is repeated passes the replica's own proxy, which counts the answers.
+    // The repeated request passes the replica's own proxy, which counts the answers.
     let network = Proxy::start(replica.proxy.port()).unwrap();
     let engine = fencelock::open_engine(url([network.port()])).await.unwrap();
     let ids = ClaimIds::with(engine.claim_ids().unwrap());
@@ -320,7 +322,7 @@ async fn a_request_that_is_repeated_at_another_replica_is_refused() {
     })
     .await;
     let client = connect(&direct(std::slice::from_ref(&replica))).await;
-    // Longer than what was asked for would stay.
+    // Longer than the repeated request's lock would stay.
     let begun = Clock::Boot.now();
     until("a window is over", async || {
         assert!(client.look("a").await.unwrap().holders.is_empty());
@@ -330,7 +332,7 @@ async fn a_request_that_is_repeated_at_another_replica_is_refused() {
     .await;
 }
 
-/// Gives each connection to the next replica.
+/// Passes each connection to the next replica.
 async fn balancer(ports: Vec<u16>) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -345,7 +347,7 @@ async fn balancer(ports: Vec<u16>) -> u16 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_balancer_needs_replicas_that_say_where_they_are() {
+async fn a_balancer_needs_replicas_that_report_their_address() {
     let etcd = Etcd::start().unwrap();
     let replicas = two(&etcd).await;
     let port = balancer(replicas.iter().map(|replica| replica.port).collect()).await;
@@ -384,7 +386,7 @@ async fn a_balancer_needs_replicas_that_say_where_they_are() {
     }
     guard.release().await.unwrap();
     assert!(services.iter().all(|service| service.bound_claims() == 0));
-    // The one behind it ends: the next claim goes to the other.
+    // The replica of that claim ends. The next claim goes to the other replica.
     drop(servers.remove(at));
     let left = balancer(vec![servers[0].address().port()]).await;
     drop(client);

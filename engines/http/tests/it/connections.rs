@@ -1,4 +1,4 @@
-//! Connections are kept, and those that ended are not used.
+//! Connections are kept, and a connection that has ended is not used.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,7 +46,7 @@ async fn a_connection_that_the_replica_has_closed_is_not_used() {
     let ids = ClaimIds::with(engine.claim_ids().unwrap());
     let closed = async || until("it is closed", async || server.connections() == 0).await;
     for _ in 0..3 {
-        // No error: nothing of a request is sent before.
+        // No error: no part of a request was sent before.
         closed().await;
         take_and_release(&*engine, &ids, closed).await;
     }

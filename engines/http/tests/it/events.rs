@@ -1,4 +1,4 @@
-//! What the service tells unasked arrives: a client hears of its loss before its next renewal.
+//! Events of the service arrive: a client learns of its loss before its next renewal.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,10 +14,10 @@ async fn an_eviction_is_heard_before_the_next_renewal() {
     let replica = Replica::start(Arc::clone(&memory) as _).await;
     let replicas = [replica];
     let client = connect(&url(&replicas)).await;
-    // Its first renewal but one is 20 seconds away.
+    // Its second renewal is 20 seconds away.
     let lock = client.lock("a").ttl(Duration::from_secs(60));
     let guard = soon("taking", lock).await.unwrap();
-    // The first renewal is over by then: it comes after a third of the first window.
+    // The first renewal is over by now: it comes after a third of the first window.
     tokio::time::sleep(Duration::from_secs(1)).await;
     let evicted = Instant::now();
     let inspect = memory.inspect();

@@ -1,4 +1,4 @@
-//! A lock that was found contended: one request tells the place of a claim, and later its grant.
+//! A contended lock: one request returns the place of a claim, and later its grant.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ async fn one_request_takes_a_contended_lock() {
         until("it waits", async || waiters(&one).await == 1).await;
         held.release().await.unwrap();
         let held = soon("the second", waiter).await.unwrap().unwrap();
-        // The first time it does not know that the lock is contended: it asks for its place, and then it waits.
+        // The first time the client does not know that the lock is contended. It asks for its place, and then it waits.
         let requests = if round == 0 { 2 } else { 1 };
         assert_eq!(served(&server, CLAIM).await - before, requests);
         held.release().await.unwrap();
@@ -54,7 +54,7 @@ async fn nothing_is_left_of_a_wait_that_was_given_up() {
     }
     let waiter = wait_for(&two, "a");
     until("it waits", async || waiters(&one).await == 1).await;
-    // Nobody awaits it any more.
+    // No task awaits the answer any more.
     waiter.abort();
     until("it has left", async || waiters(&one).await == 0).await;
     held.release().await.unwrap();

@@ -13,7 +13,7 @@ const LONG: Duration = Duration::from_secs(60);
 
 const SHORT: Duration = Duration::from_secs(4);
 
-/// Keeps a refresh as it is on the wire.
+/// Records a refresh as it is on the wire.
 async fn refreshed(at: &Replica, guard: &Guard, ttl: Duration) -> Vec<u8> {
     at.proxy.keep();
     soon("a refresh", guard.refresh(ttl)).await.unwrap();
@@ -24,7 +24,7 @@ async fn refreshed(at: &Replica, guard: &Guard, ttl: Duration) -> Vec<u8> {
     renewal
 }
 
-/// The request arrives once more.
+/// The request arrives a second time.
 fn comes_again(at: &Replica, request: &[u8]) {
     let mut server = TcpStream::connect(("127.0.0.1", at.proxy.port())).unwrap();
     server.write_all(request).unwrap();
@@ -38,7 +38,7 @@ fn comes_again(at: &Replica, request: &[u8]) {
     assert!(answer.contains(r#""state":"held""#), "{answer}");
 }
 
-/// How long the store keeps it.
+/// How long the store still keeps the hold.
 async fn left(guard: &Guard) -> Duration {
     soon("a look", guard.ttl()).await.unwrap().unwrap()
 }

@@ -18,12 +18,12 @@ async fn two(memory: &Memory) -> Vec<Replica> {
     replicas
 }
 
-/// A hold and two places in the queue outlive a replica, whichever of the two it is and whatever befalls it.
+/// A hold and two places in the queue outlive a replica, whichever replica it is and however it fails.
 async fn outlives(harm: impl Fn(&mut Replica)) {
     for harmed in 0..2 {
         let memory = Memory::new();
         let mut replicas = two(&memory).await;
-        // Claims of one client are spread over both.
+        // Claims of one client are spread over both replicas.
         let (one, other) = (
             connect(&url(&replicas)).await,
             connect(&url(&replicas)).await,
@@ -43,7 +43,7 @@ async fn outlives(harm: impl Fn(&mut Replica)) {
         })
         .await;
         harm(&mut replicas[harmed]);
-        // Longer than the store keeps a place of which it does not hear.
+        // Longer than the store keeps a place without a poll.
         for _ in 0..3 {
             soon("a renewal", guard.prolonged()).await;
         }
@@ -83,12 +83,12 @@ async fn a_replica_that_hangs_costs_neither_hold_nor_place() {
 async fn a_request_that_was_not_sent_goes_to_the_next_replica() {
     let memory = Memory::new();
     let mut replicas = two(&memory).await;
-    // Without the proxies, which accept for a server that is down.
+    // Without the proxies, which would accept connections for a server that is down.
     let url = direct(&replicas);
     let clients = [connect(&url).await, connect(&url).await];
     replicas[0].kill();
     for client in &clients {
-        // A request on a connection that ends just then is in doubt.
+        // A request on a connection that ends at this moment is in doubt.
         until("the end of a connection is noticed", async || {
             client.try_lock("a").await.is_ok()
         })
@@ -101,28 +101,29 @@ async fn a_request_that_was_not_sent_goes_to_the_next_replica() {
             assert_eq!(guard.release().await.unwrap(), Release::Released);
         }
     }
-    // Also once the replica is not avoided any more.
+    // Also when the client no longer avoids the replica.
     tokio::time::sleep(Duration::from_millis(2100)).await;
     for client in &clients {
         let guard = soon("an answer", client.try_lock("a")).await.unwrap();
         guard.release().await.unwrap();
     }
-    // And at the start.
+    // The same at the start.
     connect(&url).await;
     replicas[1].kill();
     let down = soon("an answer", clients[0].try_lock("a")).await;
     assert!(matches!(down, Err(Error::Unavailable { .. })), "{down:?}");
 }
 
-/// A request has no answer, its claim is released through the other replica, and then the request arrives once more.
+/// A request gets no answer, its claim is released through the other replica, and then the request arrives a second
+/// time.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_comes_late_is_released_before_its_window_is_over() {
+async fn a_late_request_is_released_before_its_window_is_over() {
     let memory = Memory::new();
     let replicas = two(&memory).await;
     let url = format!("{}?response-timeout=300ms", url(&replicas));
     let engine = fencelock::open_engine(&url).await.unwrap();
     let ids = ClaimIds::with(engine.claim_ids().unwrap());
-    // The first claim of a client is one for the first replica.
+    // The first claim of a client goes to the first replica.
     let claim = Claim::new(ids.next(), "late", LockName::new("a").unwrap());
     let proxy = &replicas[0].proxy;
     proxy.keep();
@@ -149,9 +150,10 @@ fn direct(replicas: &[Replica]) -> String {
     format!("fencelock+http://{}", hosts.join(","))
 }
 
-/// The first answer of the one that serves is lost, and the other one hangs. The second attempt does not wait for that one.
+/// The first answer of the working replica is lost, and the other replica hangs. The second attempt does not wait for
+/// the hanging one.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_replica_that_hangs_does_not_hold_up_another_attempt_to_open() {
+async fn a_replica_that_hangs_does_not_delay_another_attempt_to_open() {
     let memory = Memory::new();
     let replicas = two(&memory).await;
     let (serves, hangs) = (&replicas[0].proxy, &replicas[1].proxy);

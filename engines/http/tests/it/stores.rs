@@ -26,7 +26,7 @@ async fn replicas_of_two_stores_are_refused() {
     let text = error.to_string();
     let named = ["a.db", "b.db", "two stores"];
     assert!(named.iter().all(|word| text.contains(word)), "{text}");
-    // An operator may know better.
+    // An operator may allow it.
     connect(&format!("{}?same-store=vouched", url(&replicas))).await;
 }
 
@@ -49,7 +49,7 @@ async fn a_replica_that_comes_back_with_another_store_is_not_used() {
         assert_eq!(view.token(), Some(guard.token()), "not in the store");
         guard.release().await.unwrap();
     }
-    // And one that comes back with the right one is.
+    // A replica that comes back with the right store is used.
     replicas[0].kill();
     replicas[0].server = Some(serve(file(&dir, "a.db").await, port).await);
     replicas[1].kill();
@@ -59,7 +59,7 @@ async fn a_replica_that_comes_back_with_another_store_is_not_used() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_no_lock_service_is_named_so() {
+async fn a_server_that_is_no_lock_service_is_reported() {
     let other = fencelock_testbed::Redis::start().unwrap();
     let url = format!(
         "fencelock+http://127.0.0.1:{}?connect-timeout=100ms",

@@ -53,11 +53,11 @@ async fn placing_again_reports_and_prolongs() {
     assert_eq!(again.tokens, first.tokens);
     assert!(again.counted_from > first.counted_from);
     assert!(until() > before);
-    // The row outlives the lease of the client.
+    // The row outlives the client's lease.
     assert!(until().unsigned_abs() >= (again.counted_from + again.lease).as_nanos());
 }
 
-/// The second engine goes on with the claim of the first.
+/// The second engine continues the claim of the first one.
 #[tokio::test]
 async fn late_requests_of_a_claim_do_not_harm_its_hold() {
     let directory = Directory::new();
@@ -172,14 +172,14 @@ async fn the_lock_delay_runs_after_a_loss_only() {
     let after = acquire(&b, &next).await;
     assert!(now() >= grant.counted_from + Duration::from_millis(400));
 
-    // Released: free at once.
+    // After a release the lock is free at once.
     let released = b.withdraw(&next, Leave::Release).await.unwrap();
     assert_eq!(released, Withdrawn::Released);
     let third = delayed().ttl(Duration::from_secs(30));
     let held_long = held(&a, &third).await;
     assert!(held_long.tokens.first > after.tokens.first);
 
-    // Abandoned: the lock-delay runs, although the lease would be longer.
+    // After a loss the lock-delay runs, although the lease would last longer.
     let abandoned_at = now();
     assert_eq!(
         a.withdraw(&third, Leave::Abandon).await.unwrap(),
@@ -327,7 +327,7 @@ async fn looks_and_lists() {
     // `watch` returns when the lock is free again.
     let gone = name("a/b gone");
     let seen = engine.inspect().look(&gone).await.unwrap().token();
-    // On a busy machine it may be free already.
+    // On a busy machine it may already be free.
     if seen.is_some() {
         let free = engine.inspect().watch(&gone, seen).await.unwrap();
         assert!(free.holders.is_empty());

@@ -1,4 +1,4 @@
-//! The queue: order, modes side by side, waiters that leave or end.
+//! The queue: order, modes next to each other, waiters that leave or end.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ async fn first_come_first_served_over_modes_and_processes() {
     );
     b.withdraw(&holder, Leave::Release).await.unwrap();
 
-    // Not the writer, no waiter after it, and no new claim.
+    // Neither the writer, nor a waiter after it, nor a new claim.
     waiting(&a, &w).await;
     waiting(&b, &r3).await;
     busy(&b, &attempt(shared("job"))).await;
@@ -105,7 +105,7 @@ async fn a_waiter_whose_process_ended_is_reaped_at_the_hand_off() {
     a.withdraw(&holder, Leave::Release).await.unwrap();
     let released_at = now();
     acquire(&c, &next).await;
-    // Its row would expire after six seconds.
+    // Its row would expire only after six seconds.
     let waited = now().since(released_at);
     assert!(waited < Duration::from_secs(5), "{waited:?}");
     assert_eq!(rows(&directory), 1);
@@ -118,7 +118,7 @@ async fn an_unreachable_waiter_blocks_for_its_claim_window_only() {
     let holder = claim("job");
     held(&engine, &holder).await;
     waiting(&engine, &claim("job")).await;
-    // The row of a process in another network namespace that was killed.
+    // The row of a killed process in another network namespace.
     let until = now() + Duration::from_millis(300);
     let raw = directory.raw();
     let sql = "UPDATE waiters SET bell = NULL, expiry = ?1";
@@ -176,6 +176,6 @@ async fn a_queue_of_fifty_is_served_in_order() {
         last = Some(token);
     }
     let took = now().since(start);
-    // Fifty polls of half a second would take longer.
+    // Fifty polls of half a second each would take longer.
     assert!(took < Duration::from_secs(5), "{took:?}");
 }

@@ -1,4 +1,4 @@
-//! An old copy of the file is put back, and tokens go on increasing.
+//! An old copy of the file is restored, and tokens continue to increase.
 
 use fencelock_core::Client;
 use fencelock_fence::Highest;
@@ -20,13 +20,13 @@ async fn client(directory: &Directory) -> Client {
 
 fn move_back(directory: &Directory, copy: &Path) {
     for end in ["-wal", "-shm"] {
-        // They are missing if no process has the file open.
+        // These files are missing if no process has the database open.
         let _ = std::fs::remove_file(format!("{}{end}", directory.file().display()));
     }
     std::fs::rename(copy, directory.file()).unwrap();
 }
 
-/// Through SQLite, so that an engine that has the file open does not notice.
+/// Restores through SQLite, so that an engine that has the file open does not notice.
 fn copy_back(directory: &Directory, copy: &Path) {
     let raw = directory.raw();
     raw.execute("ATTACH ?1 AS old", [copy.to_str().unwrap()])
@@ -75,7 +75,7 @@ async fn tokens_go_on_increasing_when_an_old_copy_is_put_back() {
     }
 }
 
-/// An engine draws no token below one that it has seen, even if the wall clock is behind.
+/// An engine draws no token below a token that it has seen, even if the wall clock is behind.
 #[tokio::test]
 async fn no_token_is_below_one_that_was_seen() {
     let directory = Directory::new();
@@ -87,6 +87,6 @@ async fn no_token_is_below_one_that_was_seen() {
     assert_eq!(seen.get(), ahead.unsigned_abs() + 1);
     raw.execute("UPDATE store SET token = 5", []).unwrap();
     assert!(held(&a, &claim("two")).await.tokens.first > seen);
-    // The others go on from the token in the file.
+    // The other engines continue from the token in the file.
     assert!(held(&b, &claim("three")).await.tokens.first > seen);
 }

@@ -1,4 +1,4 @@
-//! Tokens are drawn by the clock or by the counter, and always increase.
+//! Tokens are drawn from the clock or from the counter, and always increase.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -7,7 +7,7 @@ use tokio::task::JoinSet;
 
 use super::*;
 
-/// Draws a token as earlier versions do, which know the counter only.
+/// Draws a token as earlier versions do, which know only the counter.
 fn draw_as_before(raw: &rusqlite::Connection) -> u64 {
     raw.execute_batch("BEGIN IMMEDIATE").unwrap();
     let stored: i64 = stored(raw, "token");
@@ -23,7 +23,7 @@ fn stored(raw: &rusqlite::Connection, column: &str) -> i64 {
     raw.query_row(&sql, [], |row| row.get(0)).unwrap()
 }
 
-/// Takes and releases a lock; its token.
+/// Takes and releases a lock. Returns its token.
 async fn token(engine: &Sqlite) -> u64 {
     let claim = claim("job");
     let token = held(engine, &claim).await.tokens.first.get();
@@ -41,7 +41,7 @@ async fn an_earlier_version_may_share_the_file() {
         assert!(token > last, "{token} after {last}");
         last = token;
     };
-    // One of them after the other, in changing turns: each goes on from what the others drew.
+    // They draw one after another, in changing order. Each continues from the tokens of the others.
     for round in 0..500 {
         for _ in 0..round % 7 {
             expect(token(&a).await);
@@ -69,7 +69,7 @@ async fn a_file_of_an_earlier_version_gets_what_the_clock_needs() {
     assert_eq!(stored(&raw, "horizon"), stored(&raw, "token"));
 }
 
-/// Only an earlier version, which does not know the origin, opened the file in this boot.
+/// In this boot only an earlier version, which does not know the origin, has opened the file.
 #[tokio::test]
 async fn the_origin_of_another_boot_is_not_used() {
     let directory = Directory::new();
@@ -77,7 +77,7 @@ async fn the_origin_of_another_boot_is_not_used() {
     token(&engine).await;
     engine.close().await.unwrap();
     let raw = directory.raw();
-    // The clock of this boot is behind that of the other.
+    // The clock of this boot is behind the clock of the other boot.
     let sql = "UPDATE store SET origin = origin - 1000000000, origin_boot = 'another'";
     raw.execute(sql, []).unwrap();
     let horizon = stored(&raw, "token");
@@ -91,7 +91,7 @@ async fn grants_in_one_transaction_have_tokens_of_their_own() {
     let engine = directory.open().await;
     let raw = directory.raw();
     raw.execute_batch("BEGIN IMMEDIATE").unwrap();
-    // None of them can write at once, so the worker does several together.
+    // None of them can write at once, so the worker handles several together.
     let mut places = JoinSet::new();
     for n in 0..40 {
         let engine = Arc::clone(&engine);
@@ -100,7 +100,7 @@ async fn grants_in_one_transaction_have_tokens_of_their_own() {
             held(&engine, &claim).await.tokens.first.get()
         });
     }
-    // Each asks once before this task goes on.
+    // Each sends one request before this task continues.
     tokio::task::yield_now().await;
     raw.execute_batch("COMMIT").unwrap();
     let mut firsts = places.join_all().await;

@@ -1,4 +1,5 @@
-//! The alone hint: a claim that knows without reading the queue that it is alone, and when it must not trust that.
+//! The alone hint: a claim knows that it is alone without reading the queue. The cases in which it must not rely on
+//! that.
 
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ async fn pairs(client: &Client, count: usize) {
     }
 }
 
-/// Another client holds: this one must wait, and gets the lock in the end.
+/// Another client holds: this client must wait, and gets the lock in the end.
 async fn waits(client: &Client, held: Guard) {
     let waiting: JoinHandle<Guard> = tokio::spawn({
         let client = client.clone();
@@ -38,7 +39,7 @@ async fn an_uncontended_lock_takes_one_request_and_its_release_another() {
     let before = packets(&server);
     pairs(&client, 100).await;
     let asked = packets(&server) - before;
-    // And a heartbeat now and then.
+    // Plus a heartbeat now and then.
     assert!(
         (200..210).contains(&asked),
         "{asked} requests for 100 pairs"
@@ -57,12 +58,12 @@ async fn a_claim_in_between_is_seen() {
     }
 }
 
-/// The lock's node is created anew, and its numbers begin again: the next claim gets the number that it expects. Over the
-/// old connection, and over a new one.
+/// The lock's node is created again, and its numbers start again: the next claim gets the number that it expects. Once
+/// over the old connection, and once over a new one.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_queue_of_a_new_lock_node_is_read() {
     for breaks in [false, true] {
-        // The server must not delete the lock's node once more, between two pairs.
+        // The server must not delete the lock's node again between two pairs.
         let rarely = ZooKeeper::builder().flag("-Dznode.container.checkIntervalMs=60000");
         let server = rarely.start().unwrap();
         let proxy = Proxy::start(server.port()).unwrap();
@@ -76,7 +77,7 @@ async fn the_queue_of_a_new_lock_node_is_read() {
         if breaks {
             proxy.reset();
         }
-        // Numbers 0 and 1 are gone and 2 is held. The client expects 3.
+        // Numbers 0 and 1 are gone, and 2 is held. The client expects 3.
         pairs(&other, 2).await;
         let held = other.lock("a").await.unwrap();
         let line = server.children("/locks/a").unwrap();

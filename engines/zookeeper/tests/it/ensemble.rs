@@ -11,13 +11,13 @@ use tokio::time::Instant;
 
 use crate::{connect, renewed, soon, wait_in_queue};
 
-/// How long hand-offs may pause once there is a new leader. The time of the election itself does not count.
+/// How long hand-offs may pause after the new leader is elected. The election itself does not count.
 const GAP: Duration = Duration::from_secs(12);
 
-/// A hold: when it began and ended as the client believed, and its token.
+/// A hold: its beginning and end as the client believed, and its token.
 type Stay = (BootInstant, BootInstant, Token);
 
-/// Many clients that take one lock in turn, and when each held it.
+/// Many clients that take one lock in turn, and the times of their holds.
 struct Load {
     over: Arc<AtomicBool>,
     turns: Arc<AtomicU64>,
@@ -41,13 +41,13 @@ impl Load {
                         continue;
                     };
                     let from = Clock::Boot.now();
-                    // Long enough to overlap with another hold.
+                    // Long enough that a wrong second hold would overlap.
                     tokio::time::sleep(Duration::from_millis(2)).await;
                     // A hold that was lost meanwhile ended then.
                     let to = Clock::Boot.now().min(guard.valid_until());
                     stays.lock().unwrap().push((from, to, guard.token()));
                     turns.fetch_add(1, Ordering::SeqCst);
-                    // Without a reply it is repeated in the background.
+                    // Without a reply the client repeats it in the background.
                     drop(guard.release().await);
                 }
             });
@@ -60,7 +60,7 @@ impl Load {
         }
     }
 
-    /// Waits for so many more turns, and returns how long that took.
+    /// Waits for this number of further turns, and returns how long that took.
     async fn turns(&self, more: u64) -> Duration {
         let begun = Instant::now();
         let until = self.turns.load(Ordering::SeqCst) + more;
@@ -98,7 +98,7 @@ async fn through_a_lost_leader(lose: impl AsyncFnOnce(&mut Ensemble, usize)) {
         .ttl(Duration::from_secs(20))
         .await
         .unwrap();
-    // It has moved to a session that survives an election.
+    // The hold has moved to a session that survives an election.
     renewed(&kept).await;
     let load = Load::start(&url).await;
     load.turns(100).await;
@@ -126,13 +126,13 @@ async fn a_leader_that_is_cut_off_costs_no_hold() {
     through_a_lost_leader(async |ensemble, leader| ensemble.isolate(leader).unwrap()).await;
 }
 
-/// It keeps its connections and sends nothing. Only the other servers can tell that a new leader is needed.
+/// The leader keeps its connections but sends nothing. Only the other servers can notice that a new leader is needed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_leader_that_hangs_costs_no_hold() {
     through_a_lost_leader(async |ensemble, leader| ensemble.server(leader).pause().unwrap()).await;
 }
 
-/// Its server does not know that another client has the lock. The holder knows from its clock.
+/// The holder's server does not know that another client has the lock. The holder knows of the end from its clock.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_holder_behind_a_leader_that_is_cut_off_knows_first() {
     let ensemble = ZooKeeper::builder().ensemble().unwrap();
@@ -185,16 +185,16 @@ async fn without_a_quorum_holds_are_lost_in_time() {
     next.release().await.unwrap();
 }
 
-/// Each session tries the servers in a random order, so some of many try the one that is down first.
+/// Each session tries the servers in a random order. So of many sessions, some try the dead one first.
 async fn passed_over(lose: impl AsyncFnOnce(&Ensemble, usize)) {
     let ensemble = ZooKeeper::builder().ensemble().unwrap();
-    // It takes longer to find out that a server is silent.
+    // It takes longer to notice that a server is silent.
     let url = format!("{}?connect-timeout=20s", ensemble.url());
     let down = (ensemble.leader().unwrap() + 1) % 3;
     lose(&ensemble, down).await;
     for _ in 0..3 {
         let client = soon("a server that is up", connect(&url)).await;
-        // In a session of its own.
+        // In its own session.
         let acquire = client.lock("a").ttl(Duration::from_secs(1));
         let guard = soon("the lock", acquire).await.unwrap();
         renewed(&guard).await;

@@ -1,4 +1,4 @@
-//! Typed options and own connectors: they lock what a URL locks, and what they say is used.
+//! Typed options and own connectors lock the same locks as a URL, and their settings take effect.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ fn host(server: &Server) -> String {
     format!("127.0.0.1:{}", server.port())
 }
 
-/// A lock that `options` take is held for who looks by the URL.
+/// A lock that was taken with `options` is held for a client that uses the URL.
 async fn locks_for(options: Options, url: &str) -> Client {
     let engine = soon("opening", ZooKeeper::open(options)).await.unwrap();
     let (one, two) = (Client::new(Arc::new(engine)).unwrap(), connect(url).await);
@@ -32,7 +32,7 @@ async fn options_lock_what_the_url_locks() {
     let url = format!("zookeeper://ann:s%3Acret@{}/a/b", host(&server));
     let client = locks_for(options, &url).await;
     assert_eq!(client.promises().claim_window, window);
-    // Other users have no rights at nodes of this one.
+    // Other users have no rights on the nodes of this user.
     let stranger = Options::new([host(&server)]).chroot("/a/b");
     let error = soon("a refusal", ZooKeeper::open(stranger)).await.map(drop);
     let error = error.unwrap_err();
@@ -52,7 +52,7 @@ async fn an_own_connector_brings_credentials() {
     let error = soon("a refusal", ZooKeeper::open(stranger)).await.map(drop);
     let error = error.unwrap_err();
     assert!(matches!(error, Error::Refused { .. }), "{error}");
-    // By default the nodes are for everybody.
+    // By default all users have rights on the nodes.
     let open = Options::from_connector([host(&server)], own()).chroot("/all");
     let url = format!("{}/all", server.url());
     locks_for(open, &url).await;

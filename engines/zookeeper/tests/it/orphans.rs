@@ -1,4 +1,4 @@
-//! Lost replies leave no nodes behind while their client lives on.
+//! Lost replies leave no nodes while their client is alive.
 
 use std::time::Duration;
 
@@ -21,14 +21,15 @@ async fn far_and_near(server: &ZooKeeper) -> (Proxy, Client, Client) {
 
 /// The queue becomes empty, although all clients and their sessions are alive.
 async fn queue_empties(near: &Client, name: &str) {
-    until("nobody holds or waits", async || {
+    until("no claim holds or waits", async || {
         let view = near.look(name).await.unwrap();
         view.holders.is_empty() && view.waiters.is_empty()
     })
     .await;
 }
 
-/// Between any two replies: the client knows a node whose creation was confirmed, even if no later reply came.
+/// The connection may be cut between any two replies. The client knows a node whose creation was confirmed, even if no
+/// later reply arrived.
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_that_are_cut_at_any_moment_leave_no_node() {
     let server = ZooKeeper::start().unwrap();
@@ -46,7 +47,7 @@ async fn connections_that_are_cut_at_any_moment_leave_no_node() {
             0,
             "round {round}"
         );
-        // Without a reply it is repeated in the background.
+        // Without a reply the client repeats it in the background.
         drop(guard.release().await);
     }
     queue_empties(&near, "a").await;
@@ -57,7 +58,7 @@ async fn a_waiter_whose_answer_was_lost_keeps_its_place() {
     let server = ZooKeeper::start().unwrap();
     let (proxy, far, near) = far_and_near(&server).await;
     let other = connect(&server.url()).await;
-    // From here on the client knows that the lock's node exists, and creates only the claim's node.
+    // From now on the client knows that the lock's node exists, and creates only the claim's node.
     far.lock("a").await.unwrap().release().await.unwrap();
     let guard = near.lock("a").await.unwrap();
     let held = server.children("/a").unwrap();
@@ -85,7 +86,7 @@ async fn a_waiter_whose_answer_was_lost_keeps_its_place() {
     queue_empties(&near, "a").await;
 }
 
-/// Waits over a connection whose replies are lost; another client sees it wait.
+/// Waits over a connection whose replies are lost, until another client sees the waiter.
 async fn wait_unseen(far: &Client, near: &Client) -> JoinHandle<Result<Guard>> {
     let waiting = tokio::spawn(far.lock("a").into_future());
     until("it waits", async || {
@@ -99,7 +100,7 @@ async fn wait_unseen(far: &Client, near: &Client) -> JoinHandle<Result<Guard>> {
 async fn a_waiter_that_gave_up_before_its_node_was_confirmed_leaves_none() {
     let server = ZooKeeper::start().unwrap();
     let (proxy, far, near) = far_and_near(&server).await;
-    // Its session lives for as long as this hold.
+    // Its session lives as long as this hold.
     let stays = far.lock("stays").await.unwrap();
     far.lock("a").await.unwrap().release().await.unwrap();
     let guard = near.lock("a").await.unwrap();
@@ -121,7 +122,7 @@ async fn a_waiter_that_gave_up_before_its_node_was_confirmed_leaves_none() {
         near.look("a").await.unwrap().waiters.is_empty()
     })
     .await;
-    // Its node did not go with its session.
+    // Its node did not end with its session.
     assert!(stays.is_valid() && guard.is_valid());
     stays.release().await.unwrap();
     guard.release().await.unwrap();
@@ -144,8 +145,8 @@ async fn a_waiter_that_gave_up_in_silence_leaves_the_queue() {
     .await;
     proxy.both(Flow::Hold);
     waiting.abort();
-    // Longer than its ttl, during which it is withdrawn repeatedly, and shorter than its session, which lasts half as long
-    // again.
+    // Longer than its ttl, during which the client repeats the withdrawal. Shorter than its session, which lasts half
+    // as long again.
     sleep(Duration::from_millis(4800)).await;
     proxy.both(Flow::Pass);
     until("it has left", async || {

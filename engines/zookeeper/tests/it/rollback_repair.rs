@@ -1,4 +1,4 @@
-//! Servers that roll back what they had acknowledged, while sessions live on.
+//! Servers that roll back acknowledged changes, while sessions stay alive.
 
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ async fn a_hold_that_was_rolled_back_is_lost_at_once() {
     kept.release().await.unwrap();
 }
 
-/// The servers know nothing of the session: they lost it, and all its nodes.
+/// The servers no longer know the session: they have lost it and all its nodes.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hold_whose_session_was_rolled_back_says_so() {
     let mut server = ZooKeeper::start().unwrap();
@@ -55,14 +55,14 @@ async fn a_hold_whose_session_was_rolled_back_says_so() {
     drop(client.lock("a").await.unwrap());
 }
 
-/// A follower has a node that no other server has. Nobody can delete it, because the leader does not have it.
+/// A follower has a node that no other server has. No client can delete it, because the leader does not have it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_ghost_on_one_server_does_not_block_its_clients() {
     let mut ensemble = ZooKeeper::builder().ensemble().unwrap();
     let leader = ensemble.leader().unwrap();
     let follower = (leader + 1) % 3;
     let url = ensemble.server(leader).url();
-    // So that it stays when it is not used.
+    // A permanent node, which stays while it is not used.
     ensemble.server(leader).make_root("/a", None).unwrap();
     let holder = connect(&format!("{url}?claim-window={}s", LONG.as_secs())).await;
     let guard = holder.lock("a").await.unwrap();

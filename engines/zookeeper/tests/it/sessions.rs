@@ -55,7 +55,7 @@ async fn a_ttl_beyond_the_servers_sessions_is_kept_up_by_renewals() {
         assert!(guard.is_valid() && guard.remaining() <= Duration::from_secs(2));
     }
     assert!(!waiter.is_finished());
-    // The hold is lost when the promises say so, not after its ttl.
+    // The hold is lost at the time that the promises state, not after its ttl.
     server.pause().unwrap();
     let paused = Instant::now();
     soon("the loss", guard.lost()).await;
@@ -76,8 +76,8 @@ async fn a_ttl_beyond_the_servers_sessions_is_kept_up_by_renewals() {
     assert!(error.to_string().contains("maxSessionTimeout"), "{error}");
 }
 
-/// As many holds as a client opens exact sessions for, each of another length. Without renewal they send nothing, and
-/// their nodes exist for the ttl and a bit more than a second.
+/// As many holds as a client has exact sessions for, each with another length. Without renewals they send nothing, and
+/// their nodes exist for the ttl and a little more than a second.
 async fn sixteen_lengths(client: &Client, ttl: Duration, renew: bool) -> Vec<Guard> {
     let takes = (0..16).map(|n| {
         let acquire = client.lock(&format!("length-{n}"));
@@ -102,7 +102,7 @@ async fn a_hold_longer_than_sixteen_others_goes_on() {
         renewed(&guard).await;
         assert!(guard.is_valid());
     }
-    // A lock-delay needs a session that lasts long enough.
+    // A lock-delay needs a session that is long enough.
     let delay = Duration::from_secs(9);
     let long = client.lock("b").lock_delay(delay).await.unwrap();
     assert_eq!(long.release().await.unwrap(), Release::Released);
@@ -124,7 +124,7 @@ async fn unused_sessions_are_closed() {
         let text = server.word("mntr").unwrap();
         let mut words = text.split_whitespace();
         words.find(|word| *word == "zk_num_alive_connections");
-        // The one for waiting, those of two holds, and the one that asks.
+        // The session for waiting, those of two holds, and the one of the client that asks.
         words.next().unwrap().parse::<usize>().unwrap() == 4
     })
     .await;
@@ -147,7 +147,7 @@ async fn a_claim_whose_session_expires_in_the_queue_is_not_granted() {
         let guard = near.lock("a").await.unwrap();
         let waiter = wait_in_queue(&far, "a", false, 1).await;
         proxy.both(flow);
-        // Its node is deleted with its session.
+        // Its node was deleted with its session.
         until("its place is gone", async || {
             near.look("a").await.unwrap().waiters.is_empty()
         })
@@ -171,9 +171,9 @@ async fn a_claim_whose_session_expires_in_the_queue_is_not_granted() {
     }
 }
 
-/// A server that resumes works off the requests that arrived meanwhile and expires sessions, in any order.
+/// A server that resumes handles the requests that arrived meanwhile and expires sessions, in any order.
 #[tokio::test(flavor = "multi_thread")]
-async fn no_claim_is_granted_by_a_node_that_went_while_the_server_hung() {
+async fn no_claim_is_granted_by_a_node_that_was_deleted_while_the_server_hung() {
     let server = ZooKeeper::start().unwrap();
     let url = format!("{}?claim-window=1s", server.url());
     let (one, two, near) = (
@@ -197,7 +197,7 @@ async fn no_claim_is_granted_by_a_node_that_went_while_the_server_hung() {
     next.release().await.unwrap();
 }
 
-/// It waited in a session that is too short for its lock-delay, and left that session before it held.
+/// The claim waited in a session that is too short for its lock-delay, and left that session before it held.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lock_delay_covers_a_holder_that_had_to_wait() {
     let server = ZooKeeper::start().unwrap();
@@ -293,14 +293,14 @@ async fn nothing_is_left_of_a_lock_after_its_last_user() {
     held.release().await.unwrap();
     first.close().await.unwrap();
     let next = soon("the lock", waiting).await.unwrap().unwrap();
-    // While somebody holds the lock, its node has a child, so the servers do not delete it themselves.
+    // While a claim holds the lock, its node has a child, so the servers do not delete the node.
     assert_eq!(server.children("/").unwrap(), ["a", "zookeeper"]);
     next.release().await.unwrap();
     last.close().await.unwrap();
     assert_eq!(server.children("/").unwrap(), ["zookeeper"]);
 }
 
-/// A dead client leaves the lock's node behind. It is a container, which the servers delete when it is empty.
+/// A dead client leaves the lock's node. The node is a container, which the servers delete when it is empty.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_servers_delete_the_lock_nodes_of_dead_clients() {
     let server = ZooKeeper::start().unwrap();
@@ -331,7 +331,7 @@ async fn permanent_nodes_of_others_stay() {
     assert_eq!(server.children("/").unwrap(), ["theirs", "zookeeper"]);
 }
 
-/// Below a node on which everybody has all rights.
+/// Below a node on which all users have all rights.
 #[tokio::test(flavor = "multi_thread")]
 async fn only_the_user_has_rights_on_its_nodes() {
     let server = ZooKeeper::start().unwrap();
@@ -344,7 +344,7 @@ async fn only_the_user_has_rights_on_its_nodes() {
     let anns = anns.connect(&address).await.unwrap();
     let strangers = connector.connect(&address).await.unwrap();
     let guard = ann.lock("a").ttl(Duration::from_secs(9)).await.unwrap();
-    // Before it moves to a longer session, and after.
+    // Before and after the move to a longer session.
     let mut owners = Vec::new();
     for moved in [false, true] {
         if moved {
@@ -368,7 +368,7 @@ async fn only_the_user_has_rights_on_its_nodes() {
     assert_eq!(guard.release().await.unwrap(), Release::Released);
 }
 
-/// A process that joins relies on the holder's answer. A dead holder does not answer, however long its session lives.
+/// A process that joins depends on the holder's answer. A dead holder does not answer, however long its session lives.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hold_whose_holder_does_not_answer_is_not_joined() {
     let server = ZooKeeper::start().unwrap();
@@ -383,13 +383,13 @@ async fn a_hold_whose_holder_does_not_answer_is_not_joined() {
         let joined = soon("joining", near.try_lock("a").owner(&joining)).await;
         let joined = joined.unwrap();
         assert!(joined.joined() && joined.token() == guard.token());
-        // Up to the margin that each process subtracts.
+        // Except the margin that each process subtracts.
         assert!(joined.valid_until() <= guard.valid_until() + ttl / 50);
-        // Once before it moves to a longer session, and once after.
+        // Once before the move to a longer session, and once after it.
         renewed(&guard).await;
     }
     proxy.both(Flow::Hold);
-    // Its node exists as long as its session, but nobody attests the hold.
+    // Its node exists as long as its session, but no process attests the hold.
     let silent = soon("an answer", near.try_lock("a").owner(&joining)).await;
     assert!(
         matches!(silent, Err(Error::Unavailable { .. })),

@@ -1,4 +1,4 @@
-//! Which nodes are watched, as the server tells.
+//! Which nodes are watched, as the server reports it.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use fencelock_testbed::ZooKeeper;
 
 use crate::{connect, packets, soon, until, wait_in_queue};
 
-/// Every session that has claimed something watches the token base for as long as it lives.
+/// Every session that has claimed something watches the token base until the session ends.
 const TOKEN_BASE: &str = "/%base";
 
 /// How many sessions watch each path of a lock.
@@ -89,10 +89,10 @@ async fn readers_watch_the_last_writer_ahead() {
     }
 }
 
-/// How many packets the server receives per hand-off, in a queue of so many clients.
+/// How many packets the server receives per hand-off, in a queue of this number of clients.
 async fn packets_per_hand_off(clients: usize) -> f64 {
     let server = ZooKeeper::start().unwrap();
-    // So that there are few heartbeats.
+    // A long session, so that there are few heartbeats.
     let url = format!("{}?claim-window=60s", server.url());
     let holder = connect(&url).await;
     let guard = holder.lock("contended").await.unwrap();
