@@ -41,7 +41,7 @@ async fn another_name_is_never_blocked() {
         })
         .await;
         let long = format!("{long}b");
-        // The first time connections are made, which may conflict where tokens are reserved.
+        // The first time connections are made. They may conflict where tokens are reserved.
         for counts in [false, true] {
             let before = status(&server, "Innodb_row_lock_waits");
             let begun = Instant::now();
@@ -62,7 +62,7 @@ async fn another_name_is_never_blocked() {
         }
         drop(soon("the waiter", waiter).await.unwrap().unwrap());
     }
-    // Found by the primary key alone: one row, and no other is locked.
+    // It is found by the primary key alone: one row is locked and no other one.
     let plan = server
         .sql("EXPLAIN SELECT 1 FROM `lock`.fencelock_names WHERE name = 'm' FOR UPDATE")
         .unwrap();
@@ -91,7 +91,7 @@ async fn an_administrator_ends_the_connections() {
     }
 }
 
-/// The server ends idle connections and long statements of others early.
+/// The server ends idle connections and long statements early.
 #[tokio::test(flavor = "multi_thread")]
 async fn limits_of_the_server_end_neither_a_hold_nor_a_wait() {
     let server = MariaDb::start().unwrap();
@@ -114,7 +114,7 @@ async fn limits_of_the_server_end_neither_a_hold_nor_a_wait() {
         let waiter = tokio::spawn(two.lock("a").into_future());
         let lost = timeout(Duration::from_secs(4), guard.lost()).await;
         assert!(lost.is_err(), "{strategy}: {lost:?}");
-        // Nor did a wait end and begin anew.
+        // No wait ended and began again either.
         assert_eq!(number(&server, TIMEOUTS), 0, "{strategy}");
         let ended = status(&server, "Max_statement_time_exceeded");
         assert_eq!(ended, 0, "{strategy}");
@@ -152,7 +152,7 @@ async fn a_killed_server_frees_all_and_tokens_go_on() {
     }
 }
 
-/// A clean-up has locked the row of a lock that nobody holds, and is about to delete it.
+/// A clean-up has locked the row of a free lock, and is about to delete it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_clean_up_refuses_nobody() {
     let server = MariaDb::start().unwrap();
@@ -185,7 +185,7 @@ async fn a_clean_up_refuses_nobody() {
     assert!(guard.token() > before);
 }
 
-/// A waiter has just locked its row, and draws a token from a client that wants the row.
+/// A waiter has just locked its row, and needs a token. Another client holds the tokens and needs the row.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deadlock_is_tried_again() {
     let server = MariaDb::start().unwrap();
@@ -193,12 +193,12 @@ async fn a_deadlock_is_tried_again() {
     let before = token_of(&client, "a").await;
     let (mut holder, mut other) = (bare(&server).await, bare(&server).await);
     let lock = "SELECT 1 FROM fencelock_names WHERE name = 'a' FOR UPDATE";
-    // A clean-up may have deleted the row, or be about to.
+    // A clean-up may have deleted the row, or may be about to.
     let make = "INSERT INTO fencelock_names (name) VALUES ('a') ON DUPLICATE KEY UPDATE name = 'a'";
     for sql in ["START TRANSACTION", make] {
         holder.query_drop(sql).await.unwrap();
     }
-    // The server spares the client that has changed more rows.
+    // The server rolls back the client that has changed fewer rows.
     for sql in [
         "CREATE TABLE heavy (a INT)",
         "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
@@ -211,7 +211,7 @@ async fn a_deadlock_is_tried_again() {
         let client = client.clone();
         async move { client.lock("a").await }
     });
-    // A call that takes this long is waiting.
+    // A call that takes this long is a waiting one.
     let waiting = |statement: &str| {
         let running = "SELECT COUNT(*) FROM information_schema.processlist WHERE time_ms > 100";
         number(&server, &format!("{running} AND info LIKE '{statement}%'")) > 0
@@ -264,7 +264,7 @@ async fn tokens_increase_whatever_the_clock_does() {
     }
 }
 
-/// A hold that begins in the future, since the clock was set back, shows as held for no time.
+/// A hold that begins in the future, since the clock was set back, is shown as held for no time.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hold_since_later_than_now_is_shown() {
     let server = MariaDb::start().unwrap();
@@ -315,15 +315,15 @@ async fn tokens_increase_over_the_promotion_of_a_replica() {
             *last = token_of(client, "a").await;
         }
     }
-    // A switch-over: the old primary takes no more writes, its connections stay, and one waits for a lock there. (A
-    // statement that waits for a row would block the switch-over.)
+    // A switch-over: the old primary takes no more writes, its connections stay, and one of them waits for a lock
+    // there. (A statement that waits for a row would block the switch-over.)
     let guard = take(&clients[0], "a").await;
     last[0] = guard.token();
     let other = open(&url(BOTH[0])).await.unwrap();
     let waiter = tokio::spawn(async move { other.lock("a").await });
     until("it waits", || status(&primary, "Threads_running") > 1).await;
     primary.demote().unwrap();
-    // Its record cannot be deleted now, so nothing confirms the release.
+    // Its record cannot be deleted now, so the client gets no confirmation of the release.
     drop(guard);
     until("nobody waits there", || {
         status(&primary, "Threads_running") <= 1
@@ -346,7 +346,7 @@ async fn tokens_increase_over_the_promotion_of_a_replica() {
     assert_eq!(number(&primary, "SELECT @@read_only"), 1);
 }
 
-/// The server would scan a small table, and lock what it reads, rather than use the index.
+/// The server would rather scan a small table, and lock what it reads, than use the index.
 #[tokio::test(flavor = "multi_thread")]
 async fn clearing_up_waits_for_no_holder() {
     let server = MariaDb::start().unwrap();

@@ -42,13 +42,13 @@ async fn another_name_is_never_blocked() {
         let next = soon("the next one", next).await.unwrap().unwrap();
         next.release().await.unwrap();
     }
-    // A statement waits for a row for two seconds.
+    // A statement waits for a row for up to two seconds.
     assert!(
         begun.elapsed() < Duration::from_secs(15),
         "{:?}",
         begun.elapsed()
     );
-    // Statements of one name may meet each other, for milliseconds.
+    // Statements about one name may meet each other for some milliseconds.
     let longest = status(&server, "Innodb_row_lock_time_max");
     assert!(longest < 1000, "{longest} ms");
     stopped.query_drop("ROLLBACK").await.unwrap();
@@ -65,7 +65,7 @@ async fn a_deadlock_is_tried_again() {
     let second = soon("the lock", one.lock("b").ttl(ttl)).await.unwrap();
     soon("a renewal of both", second.prolonged()).await;
     let mut other = bare(&server).await;
-    // The server spares the client that has changed more rows.
+    // The server rolls back the client that has changed fewer rows.
     other
         .query_drop("CREATE TABLE heavy (a INT)")
         .await
@@ -123,7 +123,7 @@ async fn a_reader_that_waits_for_a_row_blocks_no_other_name() {
 async fn a_wait_for_a_row_that_took_too_long_is_tried_again() {
     let server = MariaDb::start().unwrap();
     waits_too_long(&server, || number(&server, TIMEOUTS)).await;
-    // The server may also end a statement that takes too long altogether.
+    // The server may also end a statement that takes too long in total.
     let hasty = MariaDb::builder().flag("max-statement-time=0.5");
     let hasty = hasty.start().unwrap();
     waits_too_long(&hasty, || status(&hasty, "Max_statement_time_exceeded")).await;

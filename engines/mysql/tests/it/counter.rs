@@ -19,7 +19,7 @@ fn counter(server: &MariaDb, column: &str) -> u64 {
     number(server, &sql)
 }
 
-/// Another client uses so many numbers, or all that come before this one.
+/// Another client uses this many numbers, or all numbers before this one.
 fn burn(server: &MariaDb, count: u64) {
     server
         .sql(&format!("DO BENCHMARK({count}, UUID_SHORT())"))
@@ -36,7 +36,7 @@ impl Highest {
     }
 }
 
-/// A waiter draws its token after the grant: above those that were drawn meanwhile.
+/// A waiter draws its token after the grant: it is above the tokens that were drawn meanwhile.
 #[tokio::test(flavor = "multi_thread")]
 async fn tokens_are_drawn_after_the_lock_is_had() {
     let server = MariaDb::start().unwrap();
@@ -80,7 +80,7 @@ async fn what_is_reserved_is_raised_before_it_is_granted() {
     assert!(counter(&server, "base") > base, "a new section");
 }
 
-/// One of two clients is connected while the server restarts, the other one comes later.
+/// One of two clients is connected while the server restarts. The other one connects later.
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_of_before_and_after_a_restart_agree() {
     let mut server = MariaDb::start().unwrap();
@@ -98,7 +98,7 @@ async fn clients_of_before_and_after_a_restart_agree() {
     }
 }
 
-/// The clock that seeds the server's numbers is set back, to where the new numbers look like the old ones.
+/// The clock that seeds the server's numbers is set back, so that the new numbers look like the old ones.
 #[tokio::test(flavor = "multi_thread")]
 async fn numbers_that_are_counted_again_make_no_old_tokens() {
     let clock = ClockShim::new().unwrap();
@@ -145,7 +145,7 @@ async fn another_id_of_the_server_changes_no_numbers() {
     }
 }
 
-/// No client draws from the old section any more, and its row is older than the last reservations.
+/// No client draws from the old section any more, and the row is older than the last reservations.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_store_that_forgot_goes_on_above() {
     let server = MariaDb::start().unwrap();
@@ -167,7 +167,7 @@ async fn a_store_that_forgot_goes_on_above() {
         ))
         .unwrap();
     highest.above(token_of(&client(&server).await, "a").await);
-    // Also above the ids of AUTO_INCREMENT, even if these are ahead of the time.
+    // The tokens are also above the ids of AUTO_INCREMENT, even if these are ahead of the time.
     let ahead = highest.0.get() / 16 + 1_000_000_000;
     server
         .sql(&format!(

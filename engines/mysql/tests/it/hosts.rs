@@ -19,7 +19,7 @@ async fn two_servers_that_take_writes_are_refused() {
         two_writers_are_refused(&url, ports, "read_only").await;
     }
     assert_eq!(tables(&one), 0);
-    // Two names of one server are one.
+    // Two names of one server count as one.
     let url = format!("mysql://lock@127.0.0.1:{0},localhost:{0}/lock", one.port());
     token_of(&open(&url).await.unwrap(), "a").await;
     two.pause().unwrap();
@@ -92,7 +92,7 @@ async fn an_error_at_open_names_the_remedy() {
         let url = format!("mysql://{user}@127.0.0.1:{}/lock", server.port());
         a_user_is_refused(&url, "check user and password").await;
     }
-    // Another kind of server, which waits for the client to speak.
+    // Another kind of server, which waits for the client's first message.
     let redis = fencelock_testbed::Redis::start().unwrap();
     let url = format!("mysql://lock@127.0.0.1:{}/lock", redis.port());
     another_server_is_explained(&url, "is it a MySQL or MariaDB server?").await;

@@ -40,7 +40,7 @@ async fn client(server: &MariaDb) -> Client {
     open(&server.url()).await.unwrap()
 }
 
-/// A bare connection of the same user, to cause conflicts with.
+/// A bare connection of the same user, which causes conflicts.
 async fn bare(server: &MariaDb) -> Conn {
     let options = OptsBuilder::default()
         .ip_or_hostname("127.0.0.1")
@@ -72,7 +72,7 @@ fn connections(server: &MariaDb) -> u64 {
 async fn until(what: &str, mut so: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !so() {
-        assert!(begun.elapsed() < LIMIT, "waited in vain until {what}");
+        assert!(begun.elapsed() < LIMIT, "timed out: {what}");
         sleep(Duration::from_millis(10)).await;
     }
 }

@@ -1,4 +1,4 @@
-//! Typed options and own options of the driver: they lock what a URL locks, and what they say is used.
+//! Typed options and the driver's own options lock the same locks as a URL, and their settings take effect.
 
 use fencelock_core::Error;
 use fencelock_mysql::{Options, Strategy};
@@ -60,7 +60,7 @@ async fn own_options_bring_credentials_and_settings() {
     assert!(!format!("{options:?}").contains(PASSWORD));
     let client = locks_for(options, &server.url()).await;
     let _held = take(&client, "b").await;
-    // What the own options do with each connection was done.
+    // The action of the own options was done for each connection.
     let marked = "SELECT COUNT(IS_USED_LOCK(CONCAT('own-', id))) FROM information_schema.processlist WHERE user = 'lock'";
     assert!(number(&server, marked) > 0);
     let wrong: Opts = own(&server).pass(Some("wr0ng")).into();

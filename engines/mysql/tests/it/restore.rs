@@ -26,14 +26,14 @@ async fn tokens_go_on_above_when_a_dump_is_restored() {
         let before = open(&url).await.unwrap();
         above(&before, &mut last, strategy).await;
         let old = run_client("mariadb-dump", &server, b"");
-        // Without a connection left, the next clients of get-lock begin a new section.
+        // All connections have ended, so the next clients of get-lock begin a new section.
         before.close().await.unwrap();
         until("its connections are gone", || connections(&server) == 0).await;
         let (one, two) = (open(&url).await.unwrap(), open(&url).await.unwrap());
         above(&one, &mut last, strategy).await;
         above(&two, &mut last, strategy).await;
         let new = run_client("mariadb-dump", &server, b"");
-        // Nothing is promised of a dump that is younger than a tenth of a second.
+        // There is no promise for a dump that is younger than a tenth of a second.
         sleep(Duration::from_millis(100)).await;
         for dump in [&new, &old] {
             let restore = || drop(run_client("mariadb", &server, dump));
@@ -42,7 +42,7 @@ async fn tokens_go_on_above_when_a_dump_is_restored() {
     }
 }
 
-/// The server gives up a wait for a row, and the client is stopped before it hears of that.
+/// The server gives up a wait for a row, and the client is stopped before it learns of that.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_is_stopped_after_an_error_blocks_others_only_briefly() {
     let server = MariaDb::start().unwrap();

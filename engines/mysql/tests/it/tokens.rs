@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Otherwise a client that has read the old gate would take the new one for the same.
+/// Otherwise a client that has read the old gate would mistake the new one for it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gate_that_a_downgrade_replaces_has_another_version() {
     let server = MariaDb::start().unwrap();
@@ -27,8 +27,8 @@ async fn a_gate_that_a_downgrade_replaces_has_another_version() {
     held.release().await.unwrap();
 }
 
-/// The recipe that draws the token as the default of the competing INSERT grants 4 and then 3. Here a claim locks the lock's row
-/// for draws, from before it draws until it is granted.
+/// The recipe that draws the token as the default of the competing INSERT grants 4 and then 3. Here a claim locks the
+/// lock's row for draws from before the draw until its grant.
 #[tokio::test(flavor = "multi_thread")]
 async fn tokens_are_drawn_in_the_order_of_grants() {
     let server = MariaDb::start().unwrap();
@@ -37,7 +37,7 @@ async fn tokens_are_drawn_in_the_order_of_grants() {
     setup.query_drop(table).await.unwrap();
     let (mut slow, mut fast) = (bare(&server).await, bare(&server).await);
     setup.query_drop("START TRANSACTION").await.unwrap();
-    // Before `work` in the index, so that nobody waits for the gap that `work` goes into.
+    // Before `work` in the index, so that no statement waits for the gap of `work`.
     setup
         .query_drop("INSERT INTO naive (name) VALUES ('other')")
         .await

@@ -28,7 +28,7 @@ async fn sixty_four_waiters_use_a_few_connections() {
     println!("{rate:.1} statements per second and waiter");
     assert!(rate < 5.0, "{rate} statements per second and waiter");
     let used = connections(&server);
-    // The client that waits has two more, which wake it.
+    // The client that waits has two more connections, which wake it.
     assert!(used <= 2 * 3 + 2, "{used}");
     for (guard, waiter) in held.into_iter().zip(waiters) {
         guard.release().await.unwrap();
@@ -37,7 +37,7 @@ async fn sixty_four_waiters_use_a_few_connections() {
     }
 }
 
-/// The longer a waiter waits, the more rarely it polls. This one may have no connection that wakes it.
+/// The longer a waiter waits, the more rarely it polls. This client may have no connection that wakes it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_waiter_polls_ever_more_rarely() {
     let server = MariaDb::start().unwrap();
@@ -59,7 +59,7 @@ async fn a_waiter_polls_ever_more_rarely() {
         let (before, begun) = (status(&server, "Questions"), Instant::now());
         sleep(length).await;
         let (after, length) = (status(&server, "Questions"), begun.elapsed());
-        // The cost of asking for that number.
+        // The cost of the query itself.
         let own = status(&server, "Questions") - after;
         (after - before - own) as f64 / length.as_secs_f64()
     };

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// A clock that is an hour ahead changes nothing. If it is set forward during a hold, the lease expires for the database; the
-/// next holder has a higher token.
+/// A clock that is an hour ahead changes nothing. If it is set forward during a hold, the lease expires for the
+/// database, and the next holder has a higher token.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_databases_clock_is_another() {
     let clock = ClockShim::new().unwrap();
@@ -29,7 +29,7 @@ async fn the_databases_clock_is_another() {
     assert!(again.token() > last);
 }
 
-/// Nobody renews, and nobody releases.
+/// The holder neither renews nor releases.
 #[tokio::test(flavor = "multi_thread")]
 async fn leases_end_in_time_whatever_the_database_shows() {
     for forward in [true, false] {

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Two renewals in one statement, and a client that has one row and wants the other.
+/// Two renewals in one statement, and a client that has one row and needs the other.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deadlock_is_tried_again() {
     let server = Postgres::start().unwrap();
@@ -46,7 +46,7 @@ async fn a_deadlock_is_tried_again() {
     .await;
 }
 
-/// A claim has just taken its lock, and draws a token from a client that wants the lock.
+/// A claim has just taken its lock, and needs a token. Another client holds the tokens and needs the lock.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deadlock_over_a_token_is_tried_again() {
     let lock = "SELECT pg_advisory_xact_lock(hashtextextended('a', 7378697629483820646))";
@@ -63,7 +63,7 @@ async fn a_deadlock_over_a_token_is_tried_again() {
         if waits {
             holder.batch_execute(lock).await.unwrap();
         }
-        // After a second ours detects the deadlock, and is rolled back; more than once if it is faster again.
+        // After a second our client detects the deadlock and is rolled back, possibly more than once.
         let patient = "SET deadlock_timeout = '60s'; BEGIN";
         other.batch_execute(patient).await.unwrap();
         let tokens = "ALTER SEQUENCE fencelock_tokens CACHE 1";
@@ -108,13 +108,13 @@ async fn a_deadlock_over_a_token_is_tried_again() {
             assert!(matches!(busy, Err(Error::Held { .. })), "{busy:?}");
             other.batch_execute("ROLLBACK").await.unwrap();
         }
-        // Taken once, and released.
+        // It is taken once, and released.
         holder.batch_execute("BEGIN").await.unwrap();
         timeout(LIMIT, holder.batch_execute(lock))
             .await
             .unwrap()
             .unwrap();
-        // A connection reports its figures when it ends at the latest.
+        // A connection reports its figures at its end at the latest.
         client.close().await.unwrap();
         until("the deadlock is counted", async || {
             let deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = 'lock'";
@@ -124,7 +124,7 @@ async fn a_deadlock_over_a_token_is_tried_again() {
     }
 }
 
-/// A call that the server rolls back after a conflict is retried. Here it rolls back three in a row.
+/// A call that the server rolls back after a conflict is retried. Here the server rolls back three in a row.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_serialization_failure_is_tried_again() {
     const HICCUP: &str = "\
@@ -144,7 +144,7 @@ async fn a_serialization_failure_is_tried_again() {
         let admin = raw(&server, "admin").await;
         admin.batch_execute(HICCUP).await.unwrap();
         for table in tables {
-            // A clean-up deletes unused rows, at times of its own.
+            // A clean-up deletes unused rows at any time.
             let on = if strategy == "lease" {
                 "INSERT OR UPDATE OR DELETE"
             } else {
@@ -182,7 +182,7 @@ async fn a_serialization_failure_is_tried_again() {
         undone("it was handed over").await;
         next.release().await.unwrap();
         let last = one.lock("b").await.unwrap();
-        undone("it was taken by one that would wait").await;
+        undone("it was taken by a claim that would wait").await;
         last.release().await.unwrap();
     }
 }
@@ -203,7 +203,7 @@ async fn a_database_that_serializes_is_no_different() {
                     let client = open(&url).await.unwrap();
                     for _ in 0..25 {
                         for name in ["a", "b"] {
-                            // Asked once: what the server undoes must not come this far.
+                            // There is one attempt: the client must not see a rollback by the server.
                             match client.try_lock(name).await {
                                 Ok(guard) => drop(guard.release().await.unwrap()),
                                 Err(error) => {

@@ -51,7 +51,7 @@ async fn many_waiters_share_a_few_connections() {
     .await;
     let count = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'fencelock'";
     let connections: u32 = server.psql("lock", count).unwrap().parse().unwrap();
-    // Each also has a listener.
+    // Each client also has a listener.
     assert!(connections <= 2 * (3 + 1), "{connections}");
     for guard in all {
         guard.release().await.unwrap();
@@ -62,7 +62,7 @@ async fn many_waiters_share_a_few_connections() {
     }
 }
 
-/// The server ends idle connections and long statements of others early.
+/// The server ends idle connections and long statements early.
 #[tokio::test(flavor = "multi_thread")]
 async fn limits_of_the_server_end_neither_a_hold_nor_a_wait() {
     let server = Postgres::start().unwrap();
@@ -83,7 +83,7 @@ async fn limits_of_the_server_end_neither_a_hold_nor_a_wait() {
         let waiter = tokio::spawn(two.lock("a").into_future());
         let lost = timeout(Duration::from_secs(4), guard.lost()).await;
         assert!(lost.is_err(), "{strategy}: {lost:?}");
-        // Nor did it end and begin anew: no statement was canceled, and no connection was terminated.
+        // It did not end and begin again either: no statement was cancelled, and no connection was terminated.
         let log = server.log();
         assert!(!log.contains(" due to "), "{strategy}: {log}");
         assert!(guard.is_valid() && !waiter.is_finished(), "{strategy}");
@@ -106,7 +106,7 @@ async fn a_waiter_outlives_the_end_of_its_connection() {
         let ttl = Duration::from_secs(60);
         let guard = one.lock("a").ttl(ttl).await.unwrap();
         let waiter = tokio::spawn(two.lock("a").into_future());
-        // A lease is bound to no connection, so all of them end, listeners too.
+        // A lease does not depend on a connection, so all connections end, including listeners.
         let which = match strategy {
             "lease" => "application_name = 'fencelock' AND query ~ '^LISTEN|fencelock_hear'",
             _ => "application_name = 'fencelock' AND wait_event_type = 'Lock'",
@@ -143,7 +143,7 @@ async fn a_waiter_outlives_the_end_of_its_connection() {
     }
 }
 
-/// The server's process of one hold is stopped. That hold is lost, and the other one is renewed in time.
+/// The server's process of one hold is stopped. That hold is lost, and the other hold is renewed in time.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_silent_connection_costs_no_other_hold() {
     let server = Postgres::start().unwrap();

@@ -15,8 +15,8 @@ async fn a_killed_server_comes_back_under_load() {
     }
 }
 
-/// When one of its processes is killed, the server goes on at once, without what had not reached the disk, such as the values
-/// of a sequence.
+/// When one of its processes is killed, the server continues at once, but without what had not reached the disk, such
+/// as the values of a sequence.
 #[tokio::test(flavor = "multi_thread")]
 async fn tokens_go_on_above_when_one_process_of_the_server_is_killed() {
     for strategy in ["lease", "advisory"] {

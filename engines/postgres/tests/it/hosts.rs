@@ -20,7 +20,7 @@ async fn two_servers_that_take_writes_are_refused() {
         two_writers_are_refused(&url, ports, "take writes").await;
     }
     assert_eq!(one.psql("lock", TABLES).unwrap(), "0");
-    // Two names of one server are one.
+    // Two names of one server count as one.
     let url = format!(
         "postgres://lock@127.0.0.1:{0},localhost:{0}/lock",
         one.port()
@@ -96,7 +96,7 @@ async fn an_error_at_open_names_the_remedy() {
     let error = open(&at("lock:secret", "nowhere")).await.unwrap_err();
     assert!(matches!(error, Error::Config { .. }), "{error:?}");
     assert!(error.to_string().contains("create it"), "{error}");
-    // Another kind of server: one that waits for more, and one that speaks first.
+    // Other kinds of servers: one that waits for more, and one that sends first.
     let redis = fencelock_testbed::Redis::start().unwrap();
     let url = format!("postgres://lock@127.0.0.1:{}/lock", redis.port());
     another_server_is_explained(&url, "is it a PostgreSQL server?").await;

@@ -1,4 +1,4 @@
-//! Typed options and own configurations of the driver: they lock what a URL locks, and what they say is used.
+//! Typed options and the driver's own configurations lock the same locks as a URL, and their settings take effect.
 
 use std::time::Duration;
 

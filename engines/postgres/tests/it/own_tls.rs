@@ -1,4 +1,4 @@
-//! An own TLS connector: one of a kind that the engine does not know.
+//! An own TLS connector, of a kind that the engine does not know.
 
 use std::io;
 use std::pin::Pin;

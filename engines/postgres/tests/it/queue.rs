@@ -29,7 +29,7 @@ async fn free_names_go_on_and_nobody_is_listed_as_a_waiter() {
     queue::free_names_go_on(&client).await;
     assert_eq!(listed(), "0");
     let connections = connections(&server, "true");
-    // Beside the control connection.
+    // In addition to the control connection.
     assert!(connections <= 4 + 1, "{connections}");
     // A real waiter is noted.
     let other = open(&url(&server)).await.unwrap();

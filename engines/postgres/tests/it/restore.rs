@@ -1,4 +1,4 @@
-//! A dump that is restored into the running server, an older schema, and other things that come from before.
+//! A dump that is restored into the running server, an older schema, and other remains of earlier times.
 
 use std::process::Command;
 
@@ -80,8 +80,9 @@ async fn an_older_schema_is_stepped_up() {
     assert!(text.contains("fencelock schema postgres"), "{text}");
 }
 
-/// The server's queue of notifications is full. Nobody is notified, and the lock is free nonetheless. The queue has 8 GB and cannot
-/// be made smaller before PostgreSQL 17, so the test shadows the server's two functions with others that act as if it were full.
+/// The server's queue of notifications is full. No client is notified, but the lock is still free. The queue has 8 GB
+/// and cannot be made smaller before PostgreSQL 17. So the test replaces the server's two functions with functions that
+/// act as if the queue were full.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_queue_of_notifications_keeps_no_lock() {
     let server = Postgres::start().unwrap();
@@ -106,7 +107,7 @@ async fn a_full_queue_of_notifications_keeps_no_lock() {
     guard.release().await.unwrap();
     let next = timeout(LIMIT, waiter).await.unwrap().unwrap().unwrap();
     assert!(next.token() > token);
-    // An eviction works as well.
+    // An eviction also works.
     assert!(one.evict("a", next.token(), Evict::Release).await.unwrap());
     let last = timeout(LIMIT, one.lock("a")).await.unwrap().unwrap();
     assert!(last.token() > next.token());

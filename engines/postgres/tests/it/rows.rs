@@ -17,7 +17,7 @@ async fn another_name_is_never_blocked() {
             one.look("b").await.unwrap().waiters.len() == 1
         })
         .await;
-        // Names before it, after it and next to it in the index; none exists yet.
+        // Names before it, after it and next to it in the index. None of them exists yet.
         for name in ["a", "c", "b2", "", "b"].map(|name| format!("{name}!")) {
             let other = timeout(Duration::from_secs(5), two.lock(&name))
                 .await
@@ -45,7 +45,7 @@ async fn rows_kept_locked_are_those_of_one_lock() {
         open(&server.url()).await.unwrap(),
         open(&server.url()).await.unwrap(),
     );
-    // No renewal comes in the meantime.
+    // No renewal happens meanwhile.
     let ttl = Duration::from_secs(600);
     let held = one.lock("b").ttl(ttl).await.unwrap();
     let (stopped, admin) = (raw(&server, "stopped").await, raw(&server, "admin").await);

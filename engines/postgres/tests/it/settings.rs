@@ -27,7 +27,8 @@ async fn weak_settings_are_reported() {
         .unwrap();
     drop(client.lock("a").await.unwrap());
     assert_eq!(server.psql("lock", "TABLE noted").unwrap(), "on");
-    // Settings that are too weak for the named standbys. Without names they are not reported: there is no standby to wait for.
+    // Settings that are too weak for the named standbys. Without names they are not reported, since there is no standby
+    // to wait for.
     for commit in ["local", "remote_write"] {
         for names in ["nobody", ""] {
             let server = Postgres::builder()
@@ -73,7 +74,8 @@ async fn weak_settings_are_reported() {
     assert!(client.promises().limits.is_empty());
 }
 
-/// A PgBouncer that shares connections between transactions is refused; one per session is fine.
+/// A PgBouncer that shares connections between transactions is refused. One that gives each session a connection is
+/// accepted.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pooler_that_shares_connections_is_refused() {
     let server = Postgres::start().unwrap();

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Cuts the replica off from the primary, also from what is under way.
+/// Cuts the replica off from the primary, including what is in flight.
 async fn cut_off(replica: &Postgres, primary: &Postgres) {
     for sql in [
         "ALTER SYSTEM SET primary_conninfo = ''",
@@ -17,7 +17,8 @@ async fn cut_off(replica: &Postgres, primary: &Postgres) {
     .await;
 }
 
-/// The primary dies, and a replica that missed the last grants is promoted. The client finds it, and tokens go on above.
+/// The primary dies, and a replica that missed the last grants is promoted. The client finds it, and tokens continue
+/// above the earlier ones.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_promoted_replica_goes_on_above() {
     for strategy in ["lease", "advisory"] {
@@ -40,7 +41,7 @@ async fn a_promoted_replica_goes_on_above() {
             if i == 10 {
                 cut_off(&replica, &primary).await;
             }
-            // The replica may have seen last that the lock is held.
+            // The replica's last knowledge may be that the lock is held.
             let request = client.lock("a").ttl(Duration::from_secs(2));
             let guard = request.await.unwrap();
             assert!(guard.token() > last);

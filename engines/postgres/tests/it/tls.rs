@@ -35,7 +35,7 @@ async fn a_server_that_insists() {
         not_let_in(&format!("{plain}&sslmode=disable"), &["tls=require"]).await;
         drop(opened(&format!("{plain}&tls=prefer")).await);
     }
-    // The listener uses TLS as well, also after its connection was cut.
+    // The listener also uses TLS, even after its connection was cut.
     let client = opened(&format!("{url}?tls-ca={}", server.ca())).await;
     let listens = || {
         let ask = "SELECT min(pid) FROM pg_stat_activity JOIN pg_stat_ssl USING (pid) WHERE ssl AND query LIKE 'LISTEN%'";

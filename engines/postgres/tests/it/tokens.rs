@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// The recipe that draws the token as the default of the competing row grants 3 and then 2, as this test forces it. Ours draws
-/// after the row is won.
+/// The recipe that draws the token as the default of the competing row grants 3 and then 2 in this test. Our functions
+/// draw after the row is won.
 #[tokio::test(flavor = "multi_thread")]
 async fn tokens_are_drawn_after_the_row_is_won() {
     let server = Postgres::start().unwrap();
@@ -69,7 +69,7 @@ async fn tokens_are_drawn_after_the_row_is_won() {
     drop(client);
 }
 
-/// A waiter knows that a grant with a higher token than it saw began after it asked.
+/// If a waiter sees a grant with a higher token than it saw before, it knows that the grant began after its request.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_lease_of_the_next_waiter_begins_after_its_token_is_drawn() {
     let server = Postgres::start().unwrap();

@@ -48,8 +48,8 @@ async fn waiters_listen_and_do_not_poll() {
     assert!(known[3] < Duration::from_millis(100), "{known:?}");
 }
 
-/// The next waiter has the lock as soon as it is released, without a request. If its process is not notified, because it has
-/// vanished or the notification was lost, the lock waits for one claim window at most.
+/// The next waiter has the lock as soon as it is released, without a request. If the waiter's process is not notified,
+/// because it has disappeared or the notification was lost, the lock waits for one claim window at most.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_releaser_grants_the_lock_to_the_next_waiter() {
     let server = Postgres::start().unwrap();
@@ -81,7 +81,7 @@ async fn a_releaser_grants_the_lock_to_the_next_waiter() {
     let next = timeout(LIMIT, next).await.unwrap().unwrap().unwrap();
     assert!(released.elapsed() < Duration::from_secs(5));
     assert!(Some(next.token()) > view.token());
-    // A waiter of an older version is notified that it is its turn, and granted nothing.
+    // A waiter of an older version is notified of its turn, and is not granted the lock.
     let old = format!(
         "INSERT INTO fencelock_waiters (name, ticket, claim, mode, expiry, owner, bell) \
          VALUES ('a', 9, '\\x{:032x}', 'x', fencelock_now() + 60000000, 'old', 'old')",

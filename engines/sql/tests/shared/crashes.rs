@@ -9,7 +9,7 @@ use tokio::task::JoinHandle;
 
 use super::{open, soon, token_of};
 
-/// A grant: the name, its token, and whether the holder believed in it then.
+/// A grant: the name, its token, and whether the holder believed in it at that time.
 type Told = (&'static str, Token, bool);
 
 fn works(client: Client, name: &'static str, tell: UnboundedSender<Told>) -> JoinHandle<()> {
@@ -18,14 +18,14 @@ fn works(client: Client, name: &'static str, tell: UnboundedSender<Told>) -> Joi
             let Ok(guard) = client.lock(name).ttl(Duration::from_secs(2)).await else {
                 continue;
             };
-            // While it holds, nobody else reports.
+            // While this task holds, no other task reports.
             let _ = tell.send((name, guard.token(), guard.is_valid()));
             let _ = guard.release().await;
         }
     })
 }
 
-/// Under load, twice. Every token is above all earlier ones. `restart` kills the server and starts it again.
+/// Twice, under load. Every token is above all earlier ones. `restart` kills the server and starts it again.
 pub(crate) async fn a_killed_server_comes_back_under_load(url: &str, mut restart: impl FnMut()) {
     let (tell, mut told) = unbounded_channel();
     let mut tasks = Vec::new();

@@ -17,7 +17,7 @@ use fencelock_core::{ClaimIds, Client, Error, Guard, LockName, Mode, StoreUrl, T
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-/// Far beyond what any step takes.
+/// Much longer than any step takes.
 pub(crate) const LIMIT: Duration = Duration::from_secs(20);
 
 pub(crate) async fn open(url: &str) -> Result<Client, Error> {
@@ -32,7 +32,7 @@ pub(crate) async fn open_with(
     Client::builder(engine).build()
 }
 
-/// A lock that `options` take is held for who looks by the URL.
+/// A lock that was taken with `options` is held for a client that uses the URL.
 pub(crate) async fn locks_for(options: crate::engine::Options, url: &str) -> Client {
     let (one, two) = (open_with(options).await.unwrap(), open(url).await.unwrap());
     let guard = take(&one, "a").await;
@@ -50,7 +50,7 @@ pub(crate) async fn inspect(url: &str) -> Result<Client, Error> {
 
 pub(crate) async fn soon<T>(what: &str, future: impl IntoFuture<Output = T>) -> T {
     let done = timeout(LIMIT, future).await;
-    done.unwrap_or_else(|_| panic!("waited in vain for {what}"))
+    done.unwrap_or_else(|_| panic!("timed out: {what}"))
 }
 
 pub(crate) async fn take(client: &Client, name: &str) -> Guard {
@@ -75,7 +75,7 @@ pub(crate) async fn token_of(client: &Client, name: &str) -> Token {
     token
 }
 
-/// A claim without a client, which nobody renews or releases.
+/// A claim without a client. Nothing renews or releases it.
 pub(crate) fn claim(name: &str, mode: Mode, ttl: Duration) -> Claim {
     let id = ClaimIds::new().unwrap().next();
     Claim::new(id, "vanished", LockName::new(name).unwrap())

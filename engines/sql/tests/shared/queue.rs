@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 use super::{open, soon, take, token_of};
 
-/// Eight times as many workers as connections lock names of their own.
+/// There are eight times as many workers as connections. Each worker locks its own names.
 pub(crate) async fn free_names_go_on(client: &Client) {
     let work = |worker: u32| {
         let client = client.clone();
@@ -57,14 +57,15 @@ async fn withdraw(engine: &Arc<dyn Engine>, claim: &Claim) -> Withdrawn {
     left.unwrap()
 }
 
-/// A claim in the queue for a connection is no waiter. It is one once it waits in the server, for somebody else's lock.
+/// A claim in the queue for a connection is not a waiter. It becomes one when it waits in the server, for a lock that
+/// another client holds.
 pub(crate) async fn a_claim_is_listed_once_it_waits_in_the_server(url: &str) {
     let (one, few) = (open(url).await.unwrap(), engine(url, 1).await);
     let waiters = async || one.look("theirs").await.unwrap().waiters.len();
     let (held, own, theirs) = (take(&one, "theirs").await, claim("own"), claim("theirs"));
     place_to_hold(&few, &own).await;
     let place = place_to_wait(&few, &theirs).await;
-    // Its own process writes what it has to write when it looks.
+    // A look by its own process makes that process write what is due.
     few.inspect().look(&theirs.name).await.unwrap();
     assert_eq!(waiters().await, 0);
     assert_eq!(withdraw(&few, &own).await, Withdrawn::Released);
@@ -72,7 +73,7 @@ pub(crate) async fn a_claim_is_listed_once_it_waits_in_the_server(url: &str) {
         .await
         .unwrap();
     let place = place_to_wait(&few, &theirs).await;
-    // Without anybody's doing.
+    // This happens without any request.
     let listed = async {
         while waiters().await == 0 {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -90,8 +91,8 @@ pub(crate) async fn a_claim_is_listed_once_it_waits_in_the_server(url: &str) {
     );
 }
 
-/// The first claim in the queue gets the next connection, also after its wait was dropped; what it has and does not use goes
-/// to the next one.
+/// The first claim in the queue gets the next connection, even if its wait was dropped. A connection that it does not
+/// use goes to the next claim.
 pub(crate) async fn connections_go_round_in_order(url: &str) {
     let few = engine(url, 1).await;
     let [holder, first, second, third] = ["holder", "first", "second", "third"].map(claim);
@@ -112,7 +113,7 @@ pub(crate) async fn connections_go_round_in_order(url: &str) {
         .unwrap();
     place_to_wait(&few, &third).await;
     place_to_wait(&few, &second).await;
-    // It has its turn, and leaves.
+    // The claim gets its turn, and leaves.
     assert_eq!(withdraw(&few, &first).await, Withdrawn::LeftQueue);
     soon("a connection", few.wait(&second, &places[1]))
         .await
@@ -124,7 +125,7 @@ pub(crate) async fn connections_go_round_in_order(url: &str) {
     withdraw(&few, &third).await;
 }
 
-/// Requests end in the queue for a connection: by their time limit, dropped, and by a close. They leave nothing.
+/// Requests end in the queue for a connection: by their time limit, by a drop, and by a close. They leave nothing.
 pub(crate) async fn a_request_leaves_the_queue(url: &str) {
     let one = open(url).await.unwrap();
     let few = open(&format!("{url}&max-connections=1")).await.unwrap();
@@ -153,7 +154,7 @@ pub(crate) async fn a_request_leaves_the_queue(url: &str) {
     }
 }
 
-/// Takes the lock, and gives its connection to the next one.
+/// Takes the lock, and passes its connection to the next claim.
 fn passes(client: &Client, name: &str) -> JoinHandle<()> {
     let (client, name) = (client.clone(), name.to_owned());
     tokio::spawn(async move {
@@ -165,7 +166,7 @@ fn waits(client: &Client, name: &str) -> JoinHandle<Result<Guard, Error>> {
     tokio::spawn(client.lock(name).into_future())
 }
 
-/// All connections hold, and others queue: holders renew and release all the same.
+/// All connections hold, and other claims queue. The holders can still renew and release.
 pub(crate) async fn holders_go_on_while_others_queue(url: &str) {
     let few = open(&format!("{url}&max-connections=2")).await.unwrap();
     let ttl = Duration::from_secs(1);
@@ -191,8 +192,8 @@ pub(crate) async fn holders_go_on_while_others_queue(url: &str) {
     }
 }
 
-/// Only so many connections, whatever waits. `waiting` says how many claims wait in the server, `connections` how many
-/// connections there are.
+/// There are only this many connections, however many claims wait. `waiting` returns how many claims wait in the
+/// server, `connections` how many connections there are.
 pub(crate) async fn waiters_beyond_the_bound_queue_in_the_process(
     url: &str,
     waiting: impl Fn() -> u64,
@@ -212,7 +213,7 @@ pub(crate) async fn waiters_beyond_the_bound_queue_in_the_process(
         }
     };
     soon("four waiters", four_wait).await;
-    // Each of the two has a control connection.
+    // Each of the two clients has a control connection.
     let connections = connections();
     assert!(connections <= 16 + 4 + 2, "{connections}");
     let busy = soon("an answer", many.try_lock("free")).await.unwrap_err();

@@ -35,7 +35,7 @@ pub(crate) async fn tokens_go_on_above(
         above(one, last, "before the dump is restored").await;
     }
     restore();
-    // First the client that has seen none of the latest tokens, then the one that has, then a new one.
+    // First the client that has seen none of the latest tokens, then the client that has seen them, then a new client.
     above(two, last, "an old connection").await;
     above(one, last, "the last holder's connection").await;
     above(two, last, "an old connection").await;

@@ -54,7 +54,7 @@ pub(crate) async fn take(client: &Client, name: &str) -> Guard {
         .unwrap()
 }
 
-/// Takes, waits, hands over and evicts; and all of it again after the connections were cut.
+/// Takes, waits, hands over and evicts, and repeats all of this after the connections were cut.
 pub(crate) async fn locks(url: &str, cut: &Proxy) {
     let (one, two) = (opened(url).await, opened(url).await);
     for round in ["first", "after a cut"] {
@@ -92,7 +92,7 @@ pub(crate) async fn certificates_are_checked(right: (&str, &str), named: (&str, 
     drop(opened(&format!("{url}?tls-ca={ca}")).await);
     let by_name = url.replace("127.0.0.1", "localhost");
     drop(opened(&format!("{by_name}?tls-ca={ca}")).await);
-    // Another authority, and none that this machine knows.
+    // Another authority, and an authority that this machine does not know.
     misconfigured(
         &format!("{url}?tls-ca={its_ca}"),
         &["authority", "tls-ca=FILE"],
@@ -105,7 +105,7 @@ pub(crate) async fn certificates_are_checked(right: (&str, &str), named: (&str, 
     drop(opened(&format!("{named}?tls=prefer")).await);
 }
 
-/// A server that requires a client certificate: that certificate and its key, and those of another server's client.
+/// A server that requires a client certificate. The certificate and its key, and those of a client of another server.
 pub(crate) async fn clients_show_their_own_certificates(
     (url, ca): (&str, &str),
     (cert, key): (String, String),
@@ -127,7 +127,7 @@ pub(crate) async fn clients_show_their_own_certificates(
     .await;
 }
 
-/// A proxy says that the server has no TLS. The client sends it only so many bytes, none of them secret.
+/// A proxy says that the server has no TLS. The client sends only this number of bytes, none of them secret.
 pub(crate) async fn tls_that_is_hidden_on_the_way(
     (url, ca): (&str, &str),
     strategies: &[&str],
@@ -143,13 +143,13 @@ pub(crate) async fn tls_that_is_hidden_on_the_way(
         for bytes in sent_by {
             assert_eq!(bytes.len(), sent, "{:?}", String::from_utf8_lossy(&bytes));
         }
-        // A client that only prefers TLS goes on without it, so the proxy would have recorded the others as well.
+        // A client that only prefers TLS continues without it. So the proxy would also have recorded the others.
         drop(opened(&format!("{url}&tls=prefer")).await);
         assert!(wire.has_sent("SELECT"), "{url}");
     }
 }
 
-/// The proxy can read nothing of an encrypted connection.
+/// The proxy cannot read an encrypted connection.
 pub(crate) async fn nothing_can_be_read_on_the_way((url, ca): (&str, &str), strategies: &[&str]) {
     for strategy in strategies {
         for (tls, open) in [
@@ -173,7 +173,7 @@ pub(crate) async fn nothing_can_be_read_on_the_way((url, ca): (&str, &str), stra
     }
 }
 
-/// A server without TLS, which is fine on this machine; and any authority.
+/// A server without TLS, which is allowed on this machine, with any authority.
 pub(crate) async fn a_server_that_has_none(url: &str, ca: &str) {
     for way in ["", "?tls=off", "?tls=prefer"] {
         drop(opened(&format!("{url}{way}")).await);
@@ -185,7 +185,7 @@ pub(crate) async fn a_server_that_has_none(url: &str, ca: &str) {
     .await;
 }
 
-/// 0.0.0.0 leads to this machine, but counts as another one.
+/// 0.0.0.0 leads to this machine, but counts as another machine.
 pub(crate) async fn another_machine((local, ca): (&str, &str)) {
     let url = local.replace("127.0.0.1", "0.0.0.0");
     misconfigured(&url, &["tls-ca=FILE"]).await;
