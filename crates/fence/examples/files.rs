@@ -1,4 +1,4 @@
-//! A file that refuses late holders: the marks are in a file beside it, and on the disk before a holder passes.
+//! A file that refuses late holders: the marks are in a file next to it, and on the disk before a holder passes.
 //!
 //! `cargo run -p fencelock-fence --example files -- DIRECTORY`
 

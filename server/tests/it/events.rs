@@ -119,7 +119,7 @@ async fn features(at: &Server) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn a_lock_tells_who_leads() {
+async fn the_events_of_a_lock_show_its_holder() {
     let (at, client) = (one().await, Client::new());
     let mut both = [
         Events::open(&at, "/v1/events?lock=a", &[]).await,

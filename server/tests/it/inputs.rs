@@ -232,7 +232,7 @@ async fn only_the_key_of_a_claim_speaks_for_it() {
 }
 
 #[tokio::test]
-async fn other_paths_and_methods_are_told_apart() {
+async fn unknown_paths_and_methods_have_different_problems() {
     let at = one().await;
     for path in [
         "/",

@@ -154,7 +154,7 @@ async fn a_client_that_leaves_after_the_first_line_no_longer_waits() {
     let (lines, _) = Lines::open(&at, &client, client.claim()).await;
     assert_eq!(at.service().polls(), 1);
     drop(lines);
-    until(&at, "a", "waited for by nobody", |lock| waiters(lock) == 0).await;
+    until(&at, "a", "without a waiter", |lock| waiters(lock) == 0).await;
     assert_eq!(at.service().polls(), 0);
 }
 

@@ -394,7 +394,7 @@ async fn the_store_says_what_it_promises() {
 }
 
 #[tokio::test]
-async fn a_grant_that_ends_is_told_as_it_is() {
+async fn a_renewal_and_a_release_report_that_the_grant_has_ended() {
     let (at, client) = (one().await, Client::new());
     let id = client.claim();
     let taken = client

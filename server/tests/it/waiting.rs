@@ -234,7 +234,7 @@ async fn a_client_that_goes_away_keeps_its_place_for_a_window_and_is_forgotten()
     // Nothing was undone: the claim has its place, and no client asks for it.
     assert_eq!(waiters(&look(&at, "a").await), 1);
     assert_eq!((meter.counts().withdrawn, at.service().claims()), (0, 1));
-    until(&at, "a", "waited for by nobody", |lock| waiters(lock) == 0).await;
+    until(&at, "a", "without a waiter", |lock| waiters(lock) == 0).await;
     let forgotten = async {
         while at.service().claims() > 0 {
             tokio::time::sleep(Duration::from_millis(5)).await;

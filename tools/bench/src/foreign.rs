@@ -59,7 +59,7 @@ impl Foreign {
     }
 }
 
-/// Where tools/interop/setup.sh installs: beside the profiles in the target directory. `None` if `part` is not there.
+/// Where tools/interop/setup.sh installs: next to the profiles in the target directory. `None` if `part` is not there.
 pub(crate) fn interop(part: &str) -> Option<PathBuf> {
     let program = std::env::current_exe().ok()?;
     let mut above = program.ancestors();

@@ -172,7 +172,7 @@ async fn http() {
 
 /// A fence that asks the store refuses all writes while the store does not answer.
 #[tokio::test]
-async fn a_store_that_does_not_answer_lets_nobody_pass() {
+async fn a_store_that_does_not_answer_lets_no_holder_pass() {
     let server = Redis::start().unwrap();
     let asking = fencelock::connect(server.url()).await.unwrap();
     let holder = fencelock::connect(server.url()).await.unwrap();

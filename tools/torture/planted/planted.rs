@@ -251,7 +251,7 @@ fn build() -> Result<PathBuf, String> {
     let target = this
         .ancestors()
         .nth(3)
-        .ok_or("this program lies in no target directory")?;
+        .ok_or("this program is in no target directory")?;
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     // Remove cargo's variables about this package. A build script that depends on them would run again.
     for (name, _) in env::vars_os() {

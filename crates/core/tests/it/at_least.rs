@@ -332,7 +332,7 @@ async fn the_first_request_of_an_owner_counts() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_permit_stays_taken_beside_the_others() {
+async fn a_permit_stays_taken_while_others_are_held() {
     let world = World::new();
     let client = world.client();
     let semaphore = client.semaphore("x", 2).unwrap();

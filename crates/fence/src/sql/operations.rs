@@ -89,7 +89,7 @@ fn short_enough(what: &'static str, text: &str) -> Result<String, Error> {
     Ok(text.to_owned())
 }
 
-/// A table of operations and their outcomes, beside a [`RowFence`](super::RowFence) or a
+/// A table of operations and their outcomes, next to a [`RowFence`](super::RowFence) or a
 /// [`TableFence`](super::TableFence). A fence lets the same holder pass again, so without this table a request that is sent
 /// twice would be carried out twice.
 ///

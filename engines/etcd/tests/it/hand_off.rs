@@ -32,7 +32,7 @@ async fn gets_the_lock(observer: &Client, waiting: Waiting) {
 }
 
 #[tokio::test]
-async fn a_waiter_that_gives_up_hands_the_lock_to_nobody() {
+async fn a_waiter_that_gives_up_hands_the_lock_to_no_other() {
     let etcd = Etcd::start().unwrap();
     let observer = client(&etcd).await;
     let guard = observer.lock("a").await.unwrap();
@@ -52,7 +52,7 @@ async fn a_waiter_that_gives_up_hands_the_lock_to_nobody() {
 
 /// The waiter's key is deleted as in a release, but there is no release notice.
 #[tokio::test]
-async fn a_waiter_whose_session_ends_hands_the_lock_to_nobody() {
+async fn a_waiter_whose_session_ends_hands_the_lock_to_no_other() {
     let etcd = Etcd::start().unwrap();
     let observer = client(&etcd).await;
     let guard = observer.lock("a").await.unwrap();

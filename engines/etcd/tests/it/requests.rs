@@ -186,7 +186,7 @@ async fn waiting_costs_nothing_while_others_are_busy() {
 }
 
 #[tokio::test]
-async fn no_lock_lies_within_another() {
+async fn no_lock_is_below_another() {
     let etcd = Etcd::start().unwrap();
     let one = client(&etcd).await;
     let mut guards = Vec::new();

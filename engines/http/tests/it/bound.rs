@@ -198,7 +198,7 @@ async fn a_waiter_of_a_replica_without_its_store_waits_elsewhere() {
 
 /// It is the only replica: its clients wait for it, and afterwards it does not know them.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_waiter_of_a_restarted_replica_waits_anew() {
+async fn a_waiter_of_a_restarted_replica_waits_as_a_new_claim() {
     let etcd = Etcd::start().unwrap();
     let mut replicas = two(&etcd).await;
     let holder = connect(&direct(&replicas[1..])).await;

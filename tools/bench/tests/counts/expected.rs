@@ -14,15 +14,16 @@ const HEAD: &str = "\
 # features. docs/benchmarks.md says how they are counted.
 #
 # compare:      CARGO_INCREMENTAL=0 cargo test --workspace --features fencelock-cli/all --test counts
-# write anew:   CARGO_INCREMENTAL=0 cargo test --workspace --features fencelock-cli/all --test counts -- --renew
+# write again:  CARGO_INCREMENTAL=0 cargo test --workspace --features fencelock-cli/all --test counts -- --renew
 #
-# A path fails if it costs more by more than its tolerance, in percent; with another compiler, by more than four times that.
+# A path fails if its cost has grown by more than its tolerance, in percent. With another compiler four times the tolerance
+# is allowed.
 ";
 
 /// What to do about a path that costs too much.
 pub(crate) const ADVICE: &str = "
-If a change was to cost this, write tools/bench/counts.txt anew (its head says how) and say in the commit why. Else find what
-grew: run the same at the commit before, and compare what callgrind_annotate prints for both.";
+If the change is worth this cost, write tools/bench/counts.txt again (its head says how), and give the reason in the commit.
+Otherwise find the cause: run the same at the commit before, and compare the output of callgrind_annotate for both.";
 
 /// The factor of the tolerance for another compiler than that of the file.
 const OTHER_COMPILER: f64 = 4.0;

@@ -14,7 +14,7 @@ pub(super) static CASES: &[Case] = &[
     case!(several_locks_or_none),
     case!(several_locks_in_any_order_are_no_deadlock),
     case!(several_locks_dropped_leave_nothing),
-    case!(the_loss_of_one_of_several_is_told),
+    case!(the_loss_of_one_of_several_is_reported),
     case!(permits_are_counted).promised(permits),
     case!(permits_are_served_in_order).promised(fifo_permits),
     case!(permits_keep_exclusive_out).promised(permits),
@@ -108,7 +108,7 @@ async fn several_locks_dropped_leave_nothing(ctx: Ctx) {
     ctx.await_nothing_left().await;
 }
 
-async fn the_loss_of_one_of_several_is_told(ctx: Ctx) {
+async fn the_loss_of_one_of_several_is_reported(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
     let names = ["a", "b", "c"].map(|part| format!("{name}/{part}"));
     // A holder that the store cannot notify learns of a loss within the ttl.

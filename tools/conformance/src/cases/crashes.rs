@@ -212,7 +212,7 @@ async fn a_killed_waiting_writer_does_not_hold_up_readers(ctx: Ctx) {
     ctx.await_queued(&one, &name, 1).await;
     writer.process().kill9();
     let killed = Instant::now();
-    // A store learns of a waiter's death only when it hears nothing from the waiter.
+    // A store learns of a waiter's death only when the waiter stays silent.
     let bound = 3 * ctx.claim_window() + SLACK;
     let beside = two.lock(&name).timeout(bound).shared().await.unwrap();
     assert!(killed.elapsed() <= bound);
@@ -235,7 +235,7 @@ async fn a_stopped_holder_believes_nothing_afterwards(ctx: Ctx) {
     holder.process().resume().unwrap();
     let seen = holder.answer("the holder answers", asked).await;
     assert_eq!(seen["valid"], false, "two believe to hold");
-    let lost = holder.answer("the holder hears of its loss", lost).await;
+    let lost = holder.answer("the holder learns of its loss", lost).await;
     assert!(!lost["reason"].as_str().unwrap().is_empty());
     // Its earlier and later requests do not affect the next holder.
     sleep(Duration::from_millis(300)).await;

@@ -65,7 +65,7 @@ async fn tasks_and_clients_exclude_each_other(ctx: Ctx) {
                     assert_eq!(
                         inside.fetch_add(1, Ordering::SeqCst),
                         0,
-                        "somebody else is in"
+                        "another task holds the lock"
                     );
                     tokio::task::yield_now().await;
                     inside.fetch_sub(1, Ordering::SeqCst);

@@ -74,7 +74,7 @@ async fn a_cut_holder_knows_before_the_next_is_granted(ctx: Ctx) {
             !guard.is_valid() && guard.valid_until() < granted,
             "two believe to hold"
         );
-        soon("the holder hears of it", guard.lost()).await;
+        soon("the holder learns of it", guard.lost()).await;
         // The held bytes arrive now. They must not affect the next holder.
         proxy.both(Flow::Pass);
         if flow == Flow::Lose {

@@ -188,7 +188,7 @@ async fn another_client_goes_on_with_a_claim(ctx: Ctx) {
     ctx.await_nothing_left().await;
 }
 
-/// One process forgets two waiting claims. Another process continues the first claim, which keeps its place. Nobody
+/// One process forgets two waiting claims. Another process continues the first claim, which keeps its place. No process
 /// continues the second claim, so it ends by itself.
 async fn a_claim_that_one_process_forgets_goes_on_in_another(ctx: Ctx) {
     let (one, two, three) = (ctx.engine().await, ctx.engine().await, ctx.engine().await);

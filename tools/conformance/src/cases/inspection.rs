@@ -9,8 +9,8 @@ use crate::case::{Case, case};
 use crate::ctx::{Ctx, got, not_for, soon, take, until, wait_for};
 
 pub(super) static CASES: &[Case] = &[
-    case!(a_look_tells_who_holds_and_who_waits),
-    case!(a_list_tells_what_is_held),
+    case!(a_look_shows_holders_and_waiters),
+    case!(a_list_shows_held_locks),
     case!(a_watch_sees_the_next_holder),
     case!(check_is_exact),
     case!(check_is_exact_beside_others).promised(|promises| promises.shared),
@@ -20,7 +20,7 @@ pub(super) static CASES: &[Case] = &[
     case!(one_of_several_holders_is_meant).promised(|promises| promises.shared),
 ];
 
-async fn a_look_tells_who_holds_and_who_waits(ctx: Ctx) {
+async fn a_look_shows_holders_and_waiters(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
     let free = one.look(&name).await.unwrap();
     assert!(free.holders.is_empty() && free.waiters.is_empty());
@@ -61,7 +61,7 @@ async fn a_look_tells_who_holds_and_who_waits(ctx: Ctx) {
     assert!(two.look(&name).await.unwrap().holders.is_empty());
 }
 
-async fn a_list_tells_what_is_held(ctx: Ctx) {
+async fn a_list_shows_held_locks(ctx: Ctx) {
     const TASKS: usize = 16;
     let (one, two) = (ctx.client().await, ctx.client().await);
     let mut guards = Vec::new();
@@ -249,7 +249,7 @@ async fn an_eviction_serves_the_next(ctx: Ctx) {
             .unwrap()
     );
     let next = got("the next in the queue has it", waiter).await;
-    let why = soon("the evicted one hears of it", guard.lost()).await;
+    let why = soon("the evicted holder learns of it", guard.lost()).await;
     let told = match one.promises().lease {
         LeaseKind::Connection => &[LossReason::ConnectionEnded][..],
         // A holder that the store cannot notify learns of it from its renewal.
@@ -303,7 +303,7 @@ async fn one_of_several_holders_is_meant(ctx: Ctx) {
     soon("the one is asked", first.asked_to_release()).await;
     assert!(first.is_valid() && !second.is_asked_to_release());
     assert!(three.evict(&name, token, Evict::Release).await.unwrap());
-    soon("the one hears of it", first.lost()).await;
+    soon("that holder learns of it", first.lost()).await;
     assert!(!three.evict(&name, token, Evict::Release).await.unwrap());
     let view = three.look(&name).await.unwrap();
     assert_eq!(view.holders.len(), 1, "{view:?}");

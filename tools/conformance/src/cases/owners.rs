@@ -19,7 +19,7 @@ pub(super) static CASES: &[Case] = &[
     case!(a_child_is_lost_with_its_owner)
         .processes()
         .promised(|promises| promises.lease != fencelock::LeaseKind::Connection),
-    case!(a_child_is_told_soon_of_a_release),
+    case!(a_child_soon_learns_of_a_release),
     case!(an_owner_of_the_past_joins_nothing).processes(),
 ];
 
@@ -135,7 +135,7 @@ async fn a_child_is_lost_with_its_owner(ctx: Ctx) {
     let next = soon("the lock is free", other.lock(&name)).await.unwrap();
     assert!(!child.is_valid(), "two believe to hold");
     assert!(next.token() > child.token());
-    soon("the child hears of it", child.lost()).await;
+    soon("the child learns of it", child.lost()).await;
     assert!(killed.elapsed() < ttl + Duration::from_secs(5));
     drop(child);
     assert!(next.is_valid());
@@ -144,7 +144,7 @@ async fn a_child_is_lost_with_its_owner(ctx: Ctx) {
 }
 
 /// The child learns of the release long before its own renewal.
-async fn a_child_is_told_soon_of_a_release(ctx: Ctx) {
+async fn a_child_soon_learns_of_a_release(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
     let owner = one.owner();
     let request = one.lock(&name).owner(&owner);
@@ -156,7 +156,7 @@ async fn a_child_is_told_soon_of_a_release(ctx: Ctx) {
     assert!(child.is_valid(), "lost while the outer one holds");
     outer.release().await.unwrap();
     let released = Instant::now();
-    soon("the child hears of it", child.lost()).await;
+    soon("the child learns of it", child.lost()).await;
     let after = released.elapsed();
     assert!(after < Duration::from_secs(5), "told after {after:?}");
 }

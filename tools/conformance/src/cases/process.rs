@@ -226,7 +226,7 @@ async fn close_ends_everything(ctx: Ctx) {
         assert!(matches!(ended, Err(Error::Closed)), "{ended:?}");
     }
     assert!(!held.is_valid());
-    soon("the holder hears of it", held.lost()).await;
+    soon("the holder learns of it", held.lost()).await;
     let error = one.try_lock(&name).await.unwrap_err();
     assert!(matches!(error, Error::Closed), "{error:?}");
     let next = soon("what was held is free", two.lock(&name))

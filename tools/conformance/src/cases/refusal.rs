@@ -59,7 +59,7 @@ async fn promises_are_consistent(ctx: Ctx) {
     assert_eq!(
         promises,
         other.promises(),
-        "the same store promises the same to everybody"
+        "a store promises the same to all clients"
     );
     assert!(!promises.engine.is_empty() && !promises.clock.is_empty());
     assert!(promises.min_ttl <= Duration::from_secs(5) && !promises.min_ttl.is_zero());
@@ -73,7 +73,10 @@ async fn promises_are_consistent(ctx: Ctx) {
             "{limit:?}"
         );
     }
-    assert!(client.warnings().is_empty(), "nobody asked for correctness");
+    assert!(
+        client.warnings().is_empty(),
+        "no client asked for correctness"
+    );
     let url = ctx.store().url();
     let strict = fencelock::connect(&url)
         .purpose(Purpose::Correctness)

@@ -119,11 +119,8 @@ pub(crate) const MUTANTS: &[(Mutant, &[&str])] = &[
         Mutant::IgnoresRefreshes,
         &["without_renewal_refresh_prolongs"],
     ),
-    (
-        Mutant::ForgetsLabels,
-        &["a_look_tells_who_holds_and_who_waits"],
-    ),
-    (Mutant::ListsByPattern, &["a_list_tells_what_is_held"]),
+    (Mutant::ForgetsLabels, &["a_look_shows_holders_and_waiters"]),
+    (Mutant::ListsByPattern, &["a_list_shows_held_locks"]),
     (
         Mutant::DowngradesInNameOnly,
         &["a_downgrade_lets_readers_in"],

@@ -17,13 +17,13 @@ for_each_client!(
     a_waiter_goes_on_at_another_replica,
     a_replica_that_is_about_to_end_is_left,
     a_bound_replica_that_dies_takes_its_claims_along,
-    a_loss_is_told_before_the_next_grant,
+    a_loss_is_reported_before_the_next_grant,
     an_answer_that_is_lost_is_asked_for_again,
     a_renewal_that_is_lost_is_asked_for_again,
     late_answers_and_late_requests_change_nothing,
     a_blocked_program_does_not_believe,
     a_lost_hold_stays_lost,
-    nobody_answers,
+    no_replica_answers,
 );
 
 /// Nanoseconds of the monotonic clock, which programs in other languages use, too.
@@ -120,7 +120,7 @@ async fn a_bound_replica_that_dies_takes_its_claims_along(language: Language) {
     assert_eq!(waiter.ask("release").await, "released");
 }
 
-async fn a_loss_is_told_before_the_next_grant(language: Language) {
+async fn a_loss_is_reported_before_the_next_grant(language: Language) {
     let service = Service::start();
     let library = service.library().await;
     let mut program = Program::start(language, &service.urls(), "stopped").await;
@@ -273,7 +273,7 @@ async fn a_lost_hold_stays_lost(language: Language) {
     assert_eq!(program.ask("release").await, "released");
 }
 
-async fn nobody_answers(language: Language) {
+async fn no_replica_answers(language: Language) {
     let service = Service::start();
     let mut program = Program::start(language, &service.urls(), "nobody").await;
     program.held("lock 1000 -").await;

@@ -69,7 +69,7 @@ pub(crate) fn installed() -> PathBuf {
     let target = binary
         .ancestors()
         .nth(2)
-        .expect("it lies in the target directory");
+        .expect("it is in the target directory");
     let installed = target.join("interop/service");
     assert!(
         installed.is_dir(),

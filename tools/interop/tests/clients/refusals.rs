@@ -13,7 +13,7 @@ for_each_client!(
     a_store_that_grants_nothing_is_not_busy,
     what_cannot_be_done_is_refused,
     redirects_are_not_followed,
-    a_bound_claim_that_has_ended_begins_anew,
+    a_bound_claim_that_has_ended_is_replaced_by_a_new_one,
     a_bound_claim_goes_where_it_is_sent,
     a_bound_waiter_leaves_a_replica_that_is_gone,
 );
@@ -116,7 +116,7 @@ async fn redirects_are_not_followed(language: Language) {
     assert!(!fronts.requests().is_empty());
 }
 
-async fn a_bound_claim_that_has_ended_begins_anew(language: Language) {
+async fn a_bound_claim_that_has_ended_is_replaced_by_a_new_one(language: Language) {
     let service = Service::start();
     let mut ended = false;
     let fronts = Fronts::new(move |request| match request.is_put() && !ended {

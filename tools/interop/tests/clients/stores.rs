@@ -15,7 +15,7 @@ for_each_client!(
     one_store_by_two_names_is_accepted_if_the_program_says_so,
     a_replica_that_comes_back_with_another_store_is_not_used,
     a_call_without_a_timeout_ends_when_all_serve_another_store,
-    one_replica_that_is_mended_is_enough,
+    one_repaired_replica_is_enough,
     another_store_renews_and_ends_no_hold,
     a_replica_that_did_not_answer_is_asked_before_it_is_used,
     a_replica_is_asked_for_its_store_once,
@@ -116,7 +116,7 @@ async fn a_call_without_a_timeout_ends_when_all_serve_another_store(language: La
     program.held("lock 5000 -").await;
 }
 
-async fn one_replica_that_is_mended_is_enough(language: Language) {
+async fn one_repaired_replica_is_enough(language: Language) {
     let service = Service::start();
     let elsewhere = Redis::start().expect("redis-server");
     let others = [0, 1].map(|_| Replica::start(elsewhere.url()));

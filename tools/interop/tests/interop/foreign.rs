@@ -169,7 +169,7 @@ fn installed() -> PathBuf {
     let target = binary
         .ancestors()
         .nth(2)
-        .expect("it lies in the target directory");
+        .expect("it is in the target directory");
     let installed = target.join("interop");
     assert!(
         installed.is_dir(),

@@ -384,7 +384,7 @@ fn a_lock_that_was_taken_away() {
 }
 
 #[test]
-fn what_a_late_request_brought_is_reported_even_beside_a_fault() {
+fn the_effect_of_a_late_request_is_reported_even_during_a_fault() {
     let mut bad = history(vec![grant(0, 1, 10, 20)]);
     accepts(&bad);
     bad.late = vec![Late {

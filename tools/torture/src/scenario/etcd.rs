@@ -83,7 +83,7 @@ async fn etcd_prefix() -> Result<Sides> {
     let released = let_go(inner, &mut ours, "A").await?;
     let ours = ours.end(
         good && released == Release::Released,
-        "names are escaped: no lock stands within another",
+        "names are escaped: no lock is below another",
     );
     Ok([naive, ours])
 }

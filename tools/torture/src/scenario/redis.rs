@@ -236,7 +236,7 @@ async fn timestamp_owner() -> Result<Sides> {
     let third = set(&redis, &mut naive, "C", "x", TTL)?;
     let naive = naive.end(
         third.is_none(),
-        "A has released B's lock, and C holds beside B",
+        "A has released B's lock, and C holds at the same time as B",
     );
 
     let ours = late_release(&redis, "every claim has an id of its own; B kept the lock").await?;
@@ -338,7 +338,7 @@ async fn del_other() -> Result<Sides> {
     let third = set(&redis, &mut naive, "C", "C", TTL)?;
     let naive = naive.end(
         third.is_none(),
-        "A has released B's lock, and C holds beside B",
+        "A has released B's lock, and C holds at the same time as B",
     );
     let ours = late_release(&redis, "A's release touched nothing but its own").await?;
     Ok([naive, ours])
@@ -356,7 +356,7 @@ async fn get_compare_del() -> Result<Sides> {
     let third = set(&redis, &mut naive, "C", "C", TTL)?;
     let naive = naive.end(
         third.is_none(),
-        "A has released B's lock, and C holds beside B",
+        "A has released B's lock, and C holds at the same time as B",
     );
 
     redis.command::<()>(&["FLUSHALL"])?;

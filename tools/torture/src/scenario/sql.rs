@@ -175,7 +175,7 @@ async fn aba() -> Result<Sides> {
     ours.note("C", "has given the money back: it is open again");
     let late = say(&db, &mut ours, "A", &set("shipped", seen));
     let again = read(&mut ours, "A").ok_or_else(unread)?;
-    ours.note("A", "reads again, and decides anew");
+    ours.note("A", "reads again, and decides again");
     let ours = ours.end(
         late.is_some_and(|rows| rows.trim() == "0") && again > seen,
         "a version never comes back: the row is not the one that A read",
