@@ -13,9 +13,9 @@
 //! | makes the service panic | 500 |
 //! | has an `Idempotency-Key` that was answered before ([`FenceLayer::answer_once`]) | the first answer |
 //!
-//! A request that has passed is handled to its end in a task of its own, even if its client disconnects or a timeout outside
-//! of the layer drops it: its write may be in flight, and the next holder must wait for its end. So the layer needs a tokio
-//! runtime with its timer enabled.
+//! A request that has passed is handled to its end in a task of its own, even if its client disconnects or a timeout
+//! outside the layer drops it. Its write may be in flight, and the next holder must wait for its end. So the layer
+//! needs a tokio runtime with its timer enabled.
 
 use std::fmt;
 use std::pin::Pin;

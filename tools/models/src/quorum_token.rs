@@ -1,5 +1,5 @@
-//! Fencing tokens from a majority of independent nodes (the engine `redlock`), without clocks: any message may be lost,
-//! late or duplicated, any lock may vanish at any moment, and nodes may lose their memory.
+//! Fencing tokens from a majority of independent nodes (the engine `redlock`), without clocks. Any message may be lost,
+//! late or duplicated. Any lock may vanish at any moment. Nodes may lose their memory.
 //!
 //! A state contains what each node has stored and answered so far. An attempt decides on any majority of the answers,
 //! at any time; this includes lost and late answers. Requests of attempts that have ended still arrive. Nodes are
@@ -36,8 +36,9 @@ pub struct QuorumToken<const N: usize, const A: usize> {
     pub rejoin: bool,
     /// How many requests to take a lock may arrive a second time, in total.
     pub repeats: u8,
-    /// Whether a counter may also grow, and even vote, while another attempt has the lock (as it does without scripts,
-    /// where the lock is set and the number drawn in two steps), and whether attempts may hint at a higher counter.
+    /// Whether a counter may also grow, and even vote, while another attempt has the lock, and whether attempts may
+    /// hint at a higher counter. Without scripts a counter does that, since the lock is set and the number is drawn in
+    /// two steps.
     pub jumps: bool,
     /// The fault that is built in.
     pub variant: Variant,

@@ -109,8 +109,8 @@ async fn a_claim_that_learns_late_of_the_end_of_its_session_does_not_take_its_tu
     assert!(soon("the grant", waiting).await.unwrap() > token);
 }
 
-/// The watches that the server has open: one mailbox for each client that has held a lock, one that guards the
-/// connection of each client that has claimed one, and the watches of waiters.
+/// The watches that the server has open. Each client that has held a lock has one for its mailbox. Each client that has
+/// claimed one has one that guards its connection. Waiters have their own.
 fn watchers(etcd: &Etcd) -> u64 {
     etcd.counter(0, "etcd_debugging_mvcc_watcher_total", "")
         .unwrap()
