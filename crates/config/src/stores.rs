@@ -160,8 +160,8 @@ fn definition<'a>(
         }
         (None, _) => {
             let why = format!(
-                "{section} has neither url, for one store, nor shards, for a set of stores, nor migrate, for two between \
-                 which locks move (an unknown key does not count)"
+                "{section} needs one of url (one store), shards (a set of stores) and migrate (two stores between which \
+                 locks move); an unknown key does not count"
             );
             return Err(place.error(value, &why));
         }

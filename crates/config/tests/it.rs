@@ -114,7 +114,11 @@ const WRONG: &[Wrong] = &[
         &["id of a shard"],
     ),
     ("[store.a]\nshards = { key = \"memory:\" }", 2, &["\"key\""]),
-    ("[store.a]\npurpose = \"efficiency\"", 1, &["neither url"]),
+    (
+        "[store.a]\npurpose = \"efficiency\"",
+        1,
+        &["needs one of url"],
+    ),
     (
         "[store.a]\nurl = \"memory:\"\nshards = {}",
         3,
