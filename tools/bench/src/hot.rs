@@ -35,7 +35,7 @@ struct Round {
 /// The closed loop.
 pub(crate) async fn measure_loop(bench: &Bench<'_>) -> Result<Section> {
     let mut section = Section {
-        title: format!("Hot lock, closed loop, {}", engine(bench.url)?),
+        title: format!("Contended lock, closed loop, {}", engine(bench.url)?),
         note: "Waiters are spread over processes; each one requests the lock again as soon as it has released it; \
                medians over rounds. A gap lasts from the beginning of a release until the next holder knows of its \
                grant. A round trip is the median PING (PostgreSQL: SELECT 1) of the same run, or a write where there \
@@ -71,7 +71,7 @@ pub(crate) async fn measure_loop(bench: &Bench<'_>) -> Result<Section> {
 /// The drain.
 pub(crate) async fn measure_drain(bench: &Bench<'_>) -> Result<Section> {
     let mut section = Section {
-        title: format!("Hot lock, drain, {}", engine(bench.url)?),
+        title: format!("Contended lock, drain, {}", engine(bench.url)?),
         note: "All waiters queue, then the holder releases and each takes the lock once; medians over rounds. This is \
                the fair figure for locks that poll: in a closed loop the task that releases such a lock gets it again."
             .into(),
@@ -302,7 +302,7 @@ fn judge(all: &[Acquisition], from: u64, until: u64) -> Result<Round> {
         .map(|pair| (pair[1].granted - pair[0].leaving) as f64)
         .collect();
     let (Some(gap_p50), Some(gap_p99)) = (median(&gaps), percentile(&gaps, 99.0)) else {
-        return Err(failed("the hot lock", "it was never handed over"));
+        return Err(failed("the contended lock", "it was never handed over"));
     };
     let waits = within(all, from, until).map(|a| (a.granted - a.asked) as f64);
     Ok(Round {
