@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Installs what the tests need and is not there yet, then runs the whole suite against real servers.
-# With `--engine NAME`, what belongs to one engine; with other arguments, `cargo test` of the workspace with them.
+# Installs missing programs that the tests need, then runs the whole suite against real servers. With `--engine NAME`:
+# the tests of one engine. With other arguments: `cargo test` of the workspace with these arguments.
 set -euo pipefail
 cd "$(dirname "$0")"
 
-# Debian's package for each thing that the build or a test needs: a program, or a file.
+# Debian's package for each program or file that the build or a test needs.
 declare -A packages=(
     [redis-server]=redis-server [redis-cli]=redis-tools [openssl]=openssl [setpriv]=util-linux [python3]=python3 [cc]=gcc
     [etcd]=etcd-server [etcdctl]=etcd-client [protoc]=protobuf-compiler
@@ -13,7 +13,7 @@ declare -A packages=(
     [java]=default-jre-headless [/usr/share/java/zookeeper.jar]=zookeeper [valgrind]=valgrind
 )
 
-# Debian keeps some servers where only root looks.
+# Debian keeps some servers in directories that only root has in PATH.
 PATH=$PATH:/usr/sbin:/sbin
 missing=()
 for thing in "${!packages[@]}"; do
@@ -31,10 +31,10 @@ if ((${#missing[@]})); then
     "${sudo[@]}" apt-get install -yq --no-install-recommends "${missing[@]}"
 fi
 
-# Most tests wait: for servers to start, for leases to end. More of them run at once than two cores would have.
+# Most tests wait: for servers to start, for leases to end. So more of them run at once than there are cores.
 export RUST_TEST_THREADS=${RUST_TEST_THREADS:-4}
 
-# With all stores: by default the command has those that need nothing else to be built.
+# With all stores. By default the command has only those stores that need no other software to build.
 tests=(cargo test --workspace --features fencelock-cli/all)
 longest=("${tests[@]}" --test engines --test planted --no-fail-fast)
 if [[ ${1-} != --engine ]] && (($#)); then
@@ -43,7 +43,7 @@ fi
 
 source .ci/beside.sh
 
-# One engine: its cases of the list, beside them its own tests, and the lints of its crate.
+# One engine: its cases of the list and, at the same time, its own tests and the lints of its crate.
 if [[ ${1-} == --engine ]]; then
     engine=${2:?test.sh --engine NAME, as in engines/NAME}
     cases=("$engine" --skip http-)
@@ -57,7 +57,7 @@ if [[ ${1-} == --engine ]]; then
         name=${name%/main.rs}
         [[ -e $file ]] && own+=("--test=${name%.rs}")
     done
-    # Both packages in each command, so that each of their libraries is built once.
+    # Each command names both packages, so that their shared libraries are built once.
     tests=(cargo test -p "fencelock-$engine" -p fencelock-conformance)
     export RUST_TEST_THREADS=8
     "${tests[@]}" "${own[@]}" --test=engines --no-run
@@ -72,8 +72,8 @@ fi
 "${tests[@]}" --no-run
 "${longest[@]}" --no-run
 
-# The list of cases on every engine, the planted bugs and the examples in the documentation take as long as all other tests,
-# and each of the two waits for most of it.
+# One group: the list of cases on every engine, the planted bugs, and the examples in the documentation. The other
+# group, all other tests, takes as long. Each group mostly waits, so both run at the same time.
 longest_and_examples() {
     local failed=0
     "${longest[@]}" || failed=$?
@@ -82,11 +82,11 @@ longest_and_examples() {
 }
 beside longest longest_and_examples
 failed=0
-# The examples are built: tests run them.
+# The tests run the examples, so these are built, too.
 "${tests[@]}" --lib --bins --tests --no-fail-fast 2>&1 | tee "$output/others" || failed=$?
 await longest || failed=$?
 if ((failed)); then
-    # Last, since the end of a long output is what one sees first.
+    # Printed last, since a reader sees the end of a long output first.
     printf '\nWhat failed:\n'
     sed -n '/^failures:$/,/^test result/p; /^error/p' "$output/others" "$output/longest"
 fi

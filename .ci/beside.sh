@@ -1,4 +1,4 @@
-# To be sourced: commands that run beside the script, and what each of them printed.
+# To be sourced: runs commands in the background, and prints the output of each when it has ended.
 
 output=$(mktemp -d)
 declare -A running

@@ -59,9 +59,9 @@ def time(value):
 
 # The picture, the heading of the table, the title, and the columns of both axes.
 PLOTS = [
-    ("loop", "Hot lock, closed loop, redis", "One contended lock on Redis: hand-offs per second", "waiters", "hand-offs/s", rate),
-    ("loop-gaps", "Hot lock, closed loop, redis", "One contended lock on Redis: gap p99", "waiters", "gap p99", time),
-    ("drain", "Hot lock, drain, redis", "Each waiter holds the lock once: hand-offs per second", "waiters", "hand-offs/s", rate),
+    ("loop", "Contended lock, closed loop, redis", "One contended lock on Redis: hand-offs per second", "waiters", "hand-offs/s", rate),
+    ("loop-gaps", "Contended lock, closed loop, redis", "One contended lock on Redis: gap p99", "waiters", "gap p99", time),
+    ("drain", "Contended lock, drain, redis", "Each waiter holds the lock once: hand-offs per second", "waiters", "hand-offs/s", rate),
     ("pairs", "Uncontended take and release, redis", "Uncontended locks on Redis: pairs per second", "workers", "pairs/s", rate),
 ]
 

@@ -1,5 +1,5 @@
-//! The fuzzed parsers of engines: the data in a store, which any program may have written. They must not panic. Shared like
-//! `targets.rs`.
+//! The fuzzed parsers of engines. They read the data in a store, which any program may have written. They must not
+//! panic. Shared like `targets.rs`.
 
 /// One reader.
 pub(crate) type Reader = fn(&[u8]);
@@ -16,12 +16,12 @@ pub(crate) fn redis_stored(bytes: &[u8]) {
     fencelock_redis::read_stored(bytes);
 }
 
-/// What stands at a key of etcd.
+/// The value at a key of etcd.
 pub(crate) fn etcd_stored(bytes: &[u8]) {
     fencelock_etcd::read_stored(bytes);
 }
 
-/// What a node of ZooKeeper holds, and what it is called.
+/// The content of a ZooKeeper node, and its name.
 pub(crate) fn zookeeper_stored(bytes: &[u8]) {
     fencelock_zookeeper::read_stored(bytes);
 }

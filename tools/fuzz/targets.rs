@@ -1,6 +1,6 @@
-//! What is fuzzed: every parser of text that comes from outside. Each takes any bytes; nothing may panic, what is taken
-//! must read back as it was, and no error may show a password. Shared by the cargo-fuzz targets beside this file and the
-//! short run within the tests.
+//! What is fuzzed: every parser of text from outside. A parser takes any bytes. It must not panic, a value that it
+//! accepts must read back unchanged, and no error may show a password. The cargo-fuzz targets in this folder and the
+//! short run within the tests share these functions.
 
 use fencelock_core::{ClaimId, LockName, Sequencer, StoreUrl, parse_duration};
 
@@ -20,7 +20,7 @@ pub(crate) const TARGETS: [(&str, Target); 5] = [
 pub(crate) fn store_url(text: &str) {
     const SECRET: &str = "hunter2-secret";
     drop(StoreUrl::parse(text).map(StoreUrl::finish));
-    // The same with a password: it shows up nowhere.
+    // The same with a password, which must appear nowhere.
     let Some((scheme, rest)) = text.split_once("://") else {
         return;
     };

@@ -1,10 +1,10 @@
 #!/bin/sh
-# Installs the foreign clients that the interoperability tests run against, each from its own registry, into target/interop
-# (or the directory given), and our own thin clients from the packages that it builds of them. Does nothing where that is done
-# already.
+# Installs the foreign clients for the interoperability tests, each from its own registry, into target/interop (or the
+# given directory). Also builds the packages of our own thin clients, and installs these packages. Does nothing that is
+# already done.
 #
-# Needs python3 with venv, node with npm, curl, jq, a JDK, Chromium, Prometheus, and Debian's package of Curator; on Debian they are
-# installed if they are missing.
+# Needs python3 with venv, node with npm, curl, jq, a JDK, Chromium, Prometheus, and Debian's package of Curator. On
+# Debian it installs them if they are missing.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -38,7 +38,7 @@ fi
 
 mkdir -p "$into"
 
-# Each part leaves a copy of what it was made from when it is complete.
+# A complete part has a copy of what it was made from.
 if ! cmp -s "$here/clients/requirements.txt" "$into/requirements.txt"; then
     rm -rf "$into/venv"
     python3 -m venv "$into/venv"
@@ -61,7 +61,7 @@ if ! cmp -s "$here/clients/Curator.java" "$into/java/Curator.java"; then
     cp "$here/clients/Curator.java" "$into/java/Curator.java"
 fi
 
-# Our clients of the lock service, as they are published: built, and installed from what was built.
+# Our clients of the lock service as they are published: the packages are built, and then installed.
 clients=$here/../../clients
 sources() {
     (cd "$clients" && find . \( -name node_modules -o -name dist -o -name __pycache__ \) -prune -o -type f -print | LC_ALL=C sort |
@@ -72,7 +72,7 @@ if [ "$(sources)" != "$(cat "$into/service/sources" 2>/dev/null)" ]; then
     mkdir -p "$into/service/typescript"
     (cd "$clients/typescript" && npm ci --no-audit --no-fund --loglevel=error &&
         npm pack --loglevel=error --pack-destination "$into/service")
-    # With the compiler, which tests the types as a user's compiler sees them.
+    # With the compiler, which checks the types as a user's compiler does.
     (cd "$into/service/typescript" && echo '{"private":true}' >package.json &&
         npm install --no-package-lock --no-audit --no-fund --loglevel=error "$into/service"/fencelock-*.tgz \
             "typescript@$(node -p "require('$clients/typescript/package.json').devDependencies.typescript")" \
@@ -80,7 +80,7 @@ if [ "$(sources)" != "$(cat "$into/service/sources" 2>/dev/null)" ]; then
     python3 -m venv "$into/service/build"
     "$into/service/build/bin/pip" install --quiet --disable-pip-version-check build mypy
     (cd "$clients/python" && "$into/service/build/bin/mypy" --cache-dir=/dev/null)
-    # The source distribution, and the wheel from that.
+    # The source distribution, and the wheel that is built from it.
     "$into/service/build/bin/python" -m build --outdir "$into/service" "$clients/python"
     python3 -m venv "$into/service/python"
     "$into/service/python/bin/pip" install --quiet --disable-pip-version-check --no-index "$into/service"/fencelock-*.whl

@@ -3,10 +3,11 @@
 #
 #   tools/testbed/newer-servers.sh FOLDER [FILTER…]
 #
-# Puts that Debian into FOLDER (2 GB, made once and used again), and prints its servers' versions. Then builds the suite here
-# and runs it in there, with a network of its own: once with Redis, and the cases of Redis again with Valkey. FILTERs choose
-# among the cases, as in `cargo test -p fencelock-conformance --test engines -- FILTER…`. Needs Debian and root. Nothing else
-# on the machine changes, except that the package debootstrap is installed if it is missing. RELEASE=NAME takes another Debian.
+# Installs that Debian into FOLDER (2 GB, made once and used again), and prints its servers' versions. Then builds the
+# suite on this system, and runs it in FOLDER with a network of its own: once with Redis, and then the cases of Redis
+# with Valkey. FILTERs choose cases, as in `cargo test -p fencelock-conformance --test engines -- FILTER…`. Needs Debian
+# and root. Nothing else on the machine changes, but the package debootstrap is installed if it is missing. RELEASE=NAME
+# takes another Debian.
 set -euo pipefail
 
 script=$(realpath "$0")
@@ -23,14 +24,14 @@ die() {
     exit 1
 }
 
-# The suite asks for redis-server and redis-cli: the names under which Valkey is found when $valkey comes first in PATH.
+# The suite runs redis-server and redis-cli. If $valkey comes first in PATH, these names are Valkey's programs.
 install_servers() {
     local folder=$1 mirror
     mirror=$(apt-get indextargets --format '$(SITE)' 'Created-By: Packages' 'Origin: Debian' 'Label: Debian' | sort -u | head -n 1)
     [[ -n $mirror ]] || die "apt knows no mirror of Debian; run: apt-get update"
     command -v debootstrap >/dev/null || apt-get install -yq --no-install-recommends debootstrap
     [[ -e $folder/etc/debian_version ]] || debootstrap --variant=minbase "$release" "$folder" "$mirror"
-    # No server starts by itself, and PostgreSQL makes no cluster.
+    # No server starts by itself, and PostgreSQL creates no cluster.
     printf '#!/bin/sh\nexit 101\n' >"$folder/usr/sbin/policy-rc.d"
     chmod +x "$folder/usr/sbin/policy-rc.d"
     mkdir -p "$folder/etc/postgresql-common" "$folder$valkey"
@@ -48,8 +49,8 @@ versions() {
         dpkg-query -f "\${Package} \${Version}\n" -W zookeeper'
 }
 
-# Runs a command in the folder, with its own mounts, which go with the last of its processes. The process ids are those of the
-# machine, so that signals work as ever. NETWORK: `host`, or `own`, which has the loopback interface only.
+# Runs a command in the folder with its own mounts, which end with the last of its processes. The process ids are those
+# of the machine, so that signals work as usual. NETWORK: `host`, or `own`, which has only the loopback interface.
 inside() {
     local folder=$1 network=()
     [[ $2 == host ]] || network=(--net)
@@ -64,7 +65,7 @@ mounted() {
     mount --rbind /dev "$folder/dev"
     mkdir -p "$folder$tree"
     mount --bind "$tree" "$folder$tree"
-    # Where cargo builds, if that is not in the tree.
+    # Where cargo builds, if that is outside the tree.
     if [[ -n ${CARGO_TARGET_DIR:-} ]]; then
         mkdir -p "$folder$CARGO_TARGET_DIR"
         mount --bind "$CARGO_TARGET_DIR" "$folder$CARGO_TARGET_DIR"
@@ -75,7 +76,7 @@ mounted() {
     exec env -u TMPDIR PATH="$search" "$(command -v chroot)" "$folder" env -C "$PWD" "$@"
 }
 
-# Cargo builds with what is here, and has the program run by this script.
+# Cargo builds on this system, and this script runs the program in the folder.
 conformance() {
     local folder=$1 host
     shift

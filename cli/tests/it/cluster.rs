@@ -10,7 +10,7 @@ fn every_code() {
     let cluster = RedisCluster::start(3, 0, 60_000, None).unwrap();
     let free_port = Port::free().unwrap();
     let nodes = cluster.nodes();
-    // Loads the scripts on each lock's node: a silent node cannot report that it misses them.
+    // Load the scripts on each lock's node. A silent node cannot report that it misses them.
     for name in ["a", "b", "c"] {
         let ran = Fixture::on(cluster.url()).run(&["run", name, "--", "true"]);
         assert_eq!(ran.code, 0, "{}", ran.err);

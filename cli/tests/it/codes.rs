@@ -67,9 +67,9 @@ fn max_hold_kills_a_command_that_ignores_sigterm() {
     until("the lock is free", || fixture.show("a")["token"].is_null());
 }
 
-/// With SIGCHLD ignored, the kernel reaps children at once, and their exit codes cannot be read.
+/// While SIGCHLD is ignored, the kernel reaps children at once, and their exit codes cannot be read.
 #[test]
-fn the_code_of_the_command_also_if_sigchld_was_ignored() {
+fn the_code_of_the_command_even_if_sigchld_was_ignored() {
     let fixture = Fixture::new();
     let start = [
         "env",

@@ -6,7 +6,8 @@ use serde_json::Value;
 
 use crate::fixture::{Fixture, Ran, finish};
 
-/// A fixture whose directory has a configuration file `fencelock.toml` with this text; `$DIR` in it is the directory.
+/// A fixture whose directory has a configuration file `fencelock.toml` with this text. `$DIR` in the text is the
+/// directory.
 struct Named(Fixture);
 
 impl Named {
@@ -62,7 +63,7 @@ fn a_store_is_used_by_its_name() {
 #[test]
 fn no_file_is_found_by_the_working_directory() {
     let named = Named::new(THREE);
-    // The fixture's directory has the file, and is the working directory.
+    // The fixture's directory is the working directory, and has the file.
     let mut lost = named.0.command(&["run", "job", "--", "echo", "ran"]);
     lost.env("FENCELOCK_CONFIG", named.0.path("other.toml"));
     let lost = finish(lost);
@@ -72,7 +73,7 @@ fn no_file_is_found_by_the_working_directory() {
         "{}",
         lost.err
     );
-    // Nobody names a file, and this machine has none.
+    // No file is named, and this machine has no default file.
     let mut unnamed = named.0.command(&["run", "job", "--", "echo", "ran"]);
     unnamed.env_remove("FENCELOCK_CONFIG");
     let unnamed = finish(unnamed);
@@ -89,7 +90,7 @@ fn no_file_is_found_by_the_working_directory() {
         "{}",
         unknown.err
     );
-    // Who names no store does not end up on one of the file's.
+    // A command that names another store does not use a store of the file.
     let mut default = named.command(&[
         "ls",
         "--store",
@@ -102,7 +103,7 @@ fn no_file_is_found_by_the_working_directory() {
 #[cfg(feature = "redis")]
 #[test]
 fn the_file_says_what_the_locks_are_for() {
-    // One that forgets with a restart, which only correctness minds.
+    // This server forgets its data in a restart, which matters only for correctness.
     let redis = fencelock_testbed::Redis::start().unwrap();
     let url = redis.url();
     let named = Named::new(&format!(
@@ -137,7 +138,7 @@ fn the_file_is_checked_without_connecting() {
     }
     assert!(!fs::exists(named.0.path("cache.db")).unwrap());
     let connected = named.run(&["config", "check", "--connect"]);
-    // The set was not made yet.
+    // The set was not created yet.
     assert_eq!(connected.code, 78, "{connected:?}");
     assert!(connected.err.contains("@orders") && connected.err.contains("shards init"));
     assert_eq!(named.run(&["shards", "init", "--store", "@orders"]).code, 0);
@@ -267,7 +268,7 @@ fn status_goes_on_and_shows_what_changes() {
 
 #[cfg(feature = "redis")]
 #[test]
-fn what_is_away_is_said_and_the_rest_is_shown() {
+fn stores_that_are_away_are_named_and_the_others_are_shown() {
     let redis = fencelock_testbed::Redis::start().unwrap();
     let text = format!(
         "[store.cache]\nurl = \"sqlite:$DIR/cache.db\"\n[store.orders]\nshards = {{ a = \"sqlite:$DIR/a.db\", b = \"@redis\" }}\n\
@@ -328,7 +329,7 @@ fn what_is_away_is_said_and_the_rest_is_shown() {
 #[cfg(feature = "serve")]
 #[test]
 fn the_service_serves_a_store_of_its_file() {
-    // An empty FENCELOCK_STORE names none.
+    // An empty FENCELOCK_STORE names no store.
     let fixture = Fixture::on(String::new());
     let text = THREE.replace("$DIR", fixture.path("").trim_end_matches('/'));
     fs::write(fixture.path("fencelock.toml"), text).unwrap();

@@ -1,4 +1,4 @@
-//! Exclusion covers the command: whatever happens to `run`, its command is gone before the lock is granted again.
+//! Exclusion covers the command: however `run` ends, its command has ended before the lock is granted again.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use crate::fixture::{Fixture, Running, group, lives, only_child, send, until};
 /// Ignores SIGTERM, has a child that ignores it too, and prints its process id.
 const DEAF: &str = "trap '' TERM; sleep 60 & echo $$; wait";
 
-/// Prints whether a process of the group `$0` runs. Processes that have ended and are not reaped do not count.
+/// Prints whether a process of the group `$0` runs. Processes that have ended but are not reaped do not count.
 const LIVENESS: &str = "ps -eo pgid=,stat= | grep -q \"^ *$0 [^Z]\" && echo lives || echo gone";
 
 /// Starts a command that ignores SIGTERM, under a lease of this length.
@@ -74,7 +74,7 @@ fn kill_9_of_run_and_supervisor_together_ends_the_command() {
     let fixture = Fixture::new();
     let (running, command) = deaf(&fixture, "30s");
     let supervisor = only_child(running.pid());
-    // Stopped first, so that neither can react to the end of the other.
+    // Both are stopped first, so that neither can react to the end of the other.
     for signal in [Signal::STOP, Signal::KILL] {
         running.signal(signal);
         send(supervisor, signal);
@@ -137,7 +137,7 @@ fn a_stopped_run_loses_its_command_at_the_deadline() {
 }
 
 #[test]
-fn a_stopped_run_gets_its_command_asked_before_the_deadline() {
+fn the_command_of_a_stopped_run_gets_sigterm_before_the_deadline() {
     let fixture = Fixture::new();
     let script = "trap 'echo asked; exit 0' TERM; echo up; while :; do sleep 60 & wait; done";
     let mut running = fixture.start(&["run", "--ttl", "3s", "a", "-c", script]);
@@ -145,7 +145,7 @@ fn a_stopped_run_gets_its_command_asked_before_the_deadline() {
     let stopped = Instant::now();
     running.signal(Signal::STOP);
     assert_eq!(running.line(), "asked");
-    // The last renewal was at most a third of the ttl ago, and the grace is a third of it.
+    // The last renewal was at most a third of the ttl ago, and the grace period is a third of the ttl.
     let asked = stopped.elapsed();
     assert!(asked > Duration::from_millis(750), "{asked:?}");
     assert!(asked < Duration::from_millis(2700), "{asked:?}");
@@ -180,7 +180,7 @@ fn after_a_stop_of_everything_past_the_lease_the_command_is_killed_at_once() {
         "{:?}",
         begun.elapsed()
     );
-    // It had at most the time for the step that it was in.
+    // It had at most the time to end the step in which it was stopped.
     let ticks = fixture.read("ticks").lines().count() - next.out.lines().count();
     assert!(ticks <= 2, "{ticks} steps after the lease");
 }
@@ -212,7 +212,7 @@ fn a_lock_that_is_taken_away_ends_the_command() {
 }
 
 #[test]
-fn a_lock_that_is_asked_for_gets_the_command_asked() {
+fn a_request_to_release_sends_sigterm_to_the_command() {
     let fixture = Fixture::new();
     let script = "trap 'echo asked; exit 9' TERM; echo up; while :; do sleep 60 & wait; done";
     let mut running = fixture.start(&["run", "--ttl", "1s", "a", "-c", script]);

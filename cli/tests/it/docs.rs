@@ -1,4 +1,5 @@
-//! The shell of docs/fencing.md, docs/composite.md and docs/configuration.md runs, and all links of all pages lead somewhere.
+//! The shell commands of docs/fencing.md, docs/composite.md and docs/configuration.md run, and all links of all pages
+//! lead somewhere.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -90,7 +91,7 @@ fn leads_somewhere(page: &Path, link: &str) -> bool {
     file.exists() && (anchor.is_empty() || headings(&file).iter().any(|heading| heading == anchor))
 }
 
-/// A page without its blocks of code.
+/// A page without its code blocks.
 fn prose(page: &Path) -> String {
     let text = fs::read_to_string(page).unwrap();
     text.split("```").step_by(2).collect()

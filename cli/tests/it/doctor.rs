@@ -95,7 +95,7 @@ fn a_redis_that_may_forget() {
     assert_eq!(json["findings"][0]["purpose"], "correctness");
     assert_eq!(json["promises"]["durability"], "volatile");
 
-    // A setting that is not stored ends with the process.
+    // A setting that is not stored is lost when the process ends.
     redis
         .command::<()>(&["CONFIG", "SET", "appendonly", "yes"])
         .unwrap();
@@ -106,7 +106,7 @@ fn a_redis_that_may_forget() {
     assert_eq!(report.code, 1, "{report:?}");
     assert!(report.out.contains("CONFIG SET alone"), "{report:?}");
     assert!(report.out.contains("change: CONFIG REWRITE"), "{report:?}");
-    // Stored, it is no longer a finding.
+    // A stored setting is no finding.
     redis.command::<()>(&["CONFIG", "REWRITE"]).unwrap();
     let report = fixture.run(&["doctor"]);
     assert_eq!(report.code, 0, "{report:?}");
@@ -119,7 +119,7 @@ fn a_redis_that_may_forget() {
     held.end();
     let report = fixture.run(&["doctor"]);
     assert_eq!(report.code, 0, "{report:?}");
-    // Eviction of keys is a finding again.
+    // Eviction of keys makes a finding again.
     redis
         .command::<()>(&["CONFIG", "SET", "maxmemory", "100mb"])
         .unwrap();
@@ -243,7 +243,7 @@ fn a_mariadb_that_may_forget() {
     let server = MariaDb::builder()
         .clock(&clock)
         .flag("innodb-flush-log-at-trx-commit=0")
-        // Each connection overrides these.
+        // Each connection overrides these settings.
         .flag("wait-timeout=20")
         .flag("transaction-isolation=SERIALIZABLE");
     let server = server.start().unwrap();
@@ -321,7 +321,7 @@ fn a_postgres_that_may_forget() {
     let kept = Postgres::builder()
         .config("fsync", "on")
         .config("full_page_writes", "on")
-        // Each connection overrides these.
+        // Each connection overrides these settings.
         .config("idle_session_timeout", "20s")
         .config("default_transaction_isolation", "serializable")
         .start()

@@ -26,10 +26,10 @@ fn every_code() {
     });
 }
 
-/// The URL says `etcd` where the server speaks TLS.
+/// The URL has `etcd`, but the server speaks TLS.
 #[cfg(feature = "tls")]
 #[test]
-fn a_plain_client_is_told_that_the_port_speaks_tls() {
+fn a_plain_client_reports_that_the_port_speaks_tls() {
     let etcd = Etcd::builder().tls().start().unwrap();
     let fixture = Fixture::on(format!("etcd://127.0.0.1:{}", etcd.port(0)));
     let ran = fixture.run(&["run", "a", "--", "echo", "ran"]);

@@ -10,9 +10,9 @@ use crate::fixture::{Fixture, Ran, group, until};
 pub(crate) struct Described<'a> {
     /// Its URL.
     pub(crate) url: String,
-    /// A URL of this engine that cannot be used, and a word that says why.
+    /// A URL of this engine that cannot be used, and a word of the error.
     pub(crate) bad: (String, &'static str),
-    /// Only for a store that is a server.
+    /// The server, if the store is a server.
     pub(crate) server: Option<Server<'a>>,
 }
 
@@ -22,15 +22,15 @@ pub(crate) struct Server<'a> {
     pub(crate) dead: String,
     /// A URL with a wrong password that contains the word `secret`.
     pub(crate) wrong_password: String,
-    /// Makes the server silent: connections stay open, and no request is answered.
+    /// Makes the server silent: connections stay open, and requests get no answer.
     pub(crate) silence: &'a dyn Fn(),
-    /// Ends that.
+    /// Ends the silence.
     pub(crate) speak: &'a dyn Fn(),
-    /// Kills it, for good.
+    /// Kills the server for good.
     pub(crate) kill: &'a dyn Fn(),
 }
 
-/// Checks all of them. The server is dead afterwards.
+/// Checks all exit codes. The server is dead afterwards.
 pub(crate) fn all(store: &Described<'_>) {
     let fixture = Fixture::on(store.url.clone());
     the_commands_own(&fixture);
@@ -148,13 +148,14 @@ fn max_hold(fixture: &Fixture) {
     assert!(ran.err.contains("--max-hold"), "{}", ran.err);
 }
 
-/// 75 where the lock is lost; 69 where the store is silent at open; and the command's own code where only the release
-/// is not confirmed.
+/// 75 if the lock is lost; 69 if the store is silent at open; and the command's own code if only the release is not
+/// confirmed.
 fn lost_to_silence(fixture: &Fixture, server: &Server<'_>) {
     let script = "trap 'echo asked' TERM; echo $$; while :; do sleep 60 & wait; done";
     let mut running = fixture.start(&["run", "--ttl", "2s", "a", "-c", script]);
     let command: i32 = running.line().parse().unwrap();
-    // Long enough to end before it is lost. Whether the server then finds its release or not, this soon it is over.
+    // The ttl is long enough that the command ends before the lock is lost. Whether the server sees the release does
+    // not matter.
     let mut releasing = fixture.start(&["run", "--ttl", "12s", "b", "-c", "echo up; cat; exit 7"]);
     assert_eq!(releasing.line(), "up");
     (server.silence)();
@@ -193,7 +194,7 @@ fn lost_to_silence(fixture: &Fixture, server: &Server<'_>) {
 fn dead_while_waiting(fixture: &Fixture, server: &Server<'_>) {
     let mut hold = fixture.start(&["hold", "c"]);
     hold.line();
-    // Long enough to learn of the death before the time is over, also on a busy machine.
+    // Long enough that the waiter learns of the death in time, even on a busy machine.
     let waiter = fixture.start(&["run", "-w", "5", "c", "--", "echo", "ran"]);
     fixture.await_waiters("c", 1);
     (server.kill)();
@@ -201,7 +202,7 @@ fn dead_while_waiting(fixture: &Fixture, server: &Server<'_>) {
     assert_eq!((ran.code, ran.out.as_str()), (69, ""), "{}", ran.err);
 }
 
-/// Ends with `code` and one line that has `word` in it, and nothing was run.
+/// The command ends with `code` and one line that contains `word`, and runs nothing.
 fn refuses(fixture: &Fixture, code: i32, word: &str) -> Ran {
     refuses_words(
         fixture,

@@ -1,11 +1,11 @@
-//! What users see of the libraries: their types may grow, and an example calls every function that users call.
+//! What users see of the libraries. Types may grow, and an example calls every function for users.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::house::sources;
 
-/// Types that are closed on purpose: who gets one must decide about all of it, or it is a plain value.
+/// Types that are closed on purpose: code that gets one must handle all cases, or the type is a plain value.
 const CLOSED: [&str; 8] = [
     "Attempt", "Cursor", "Event", "Evict", "Leave", "Mode", "Token", "Version",
 ];
@@ -111,7 +111,8 @@ fn calls(code: &str, name: &str) -> bool {
     })
 }
 
-/// What is in the face, in the layers, or in typed options; the rest is for authors of engines, and for the command.
+/// Whether users call what is in this file: the public face, the layers and typed options. The rest is for authors of
+/// engines, and for the command.
 fn is_for_users(path: &Path) -> bool {
     let path = path.strip_prefix(root()).unwrap().to_str().unwrap();
     let authors = ["engine/", "support/", "runtime/", "planted.rs"];

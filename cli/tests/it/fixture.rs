@@ -1,4 +1,4 @@
-//! A store in a temporary directory, commands on it, and what the kernel knows of processes.
+//! A store in a temporary directory, commands on it, and processes as the kernel shows them.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -9,7 +9,7 @@ use fencelock_testbed::Dir;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// A test that waits for longer than this has failed. Everything here takes less than a tenth of it.
+/// A test that waits longer than this has failed. Everything here takes less than a tenth of this time.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A store and a directory.
@@ -31,7 +31,7 @@ pub(crate) struct Running {
     child: Child,
     out: BufReader<ChildStdout>,
     err: Option<BufReader<ChildStderr>>,
-    /// What was read of its messages.
+    /// The part of its messages that was read.
     said: String,
 }
 
@@ -65,7 +65,7 @@ impl Fixture {
 
     /// A `fencelock` on this store, in this directory, without the variables of a surrounding `fencelock`.
     pub(crate) fn command(&self, words: &[&str]) -> Command {
-        // The tests may have been started with ignored signals, as a shell does for jobs in the background.
+        // The tests may have started with ignored signals, as a shell starts background jobs.
         let mut command = Command::new("env");
         command
             .args(["--default-signal", env!("CARGO_BIN_EXE_fencelock")])
@@ -80,7 +80,7 @@ impl Fixture {
         command
     }
 
-    /// The same, with the program and arguments `start` instead of `fencelock`.
+    /// The same, run through the program and arguments `start`.
     pub(crate) fn command_through(&self, start: &[&str], words: &[&str]) -> Command {
         let like = self.command(words);
         let mut command = Command::new(start[0]);
@@ -121,7 +121,7 @@ impl Fixture {
 
     /// Waits until a claim holds.
     pub(crate) fn await_holder(&self, name: &str) {
-        until(&format!("somebody holds {name}"), || {
+        until(&format!("a claim holds {name}"), || {
             !self.show(name)["holders"].as_array().unwrap().is_empty()
         });
     }
@@ -144,7 +144,7 @@ pub(crate) fn finish(mut command: Command) -> Ran {
     }
 }
 
-/// Runs the commands of a page, in this directory if any, with this `fencelock`.
+/// Runs the commands of a page with this `fencelock`, in this directory if there is one.
 #[cfg(feature = "redis")]
 pub(crate) fn run_block(script: &str, dir: Option<&std::path::Path>) -> Ran {
     let here = std::path::Path::new(env!("CARGO_BIN_EXE_fencelock"));
@@ -167,7 +167,7 @@ pub(crate) fn run_block(script: &str, dir: Option<&std::path::Path>) -> Ran {
 }
 
 fn code(status: std::process::ExitStatus) -> i32 {
-    // Only a test ends `fencelock` itself with a signal.
+    // Only tests end `fencelock` itself with a signal.
     use std::os::unix::process::ExitStatusExt;
     status
         .code()
@@ -199,7 +199,7 @@ impl Running {
         line.trim_end().to_owned()
     }
 
-    /// Waits until it says this on standard error.
+    /// Waits until it prints this on standard error.
     pub(crate) fn says(&mut self, part: &str) {
         let err = self.err.as_mut().unwrap();
         while !self.said.contains(part) {
@@ -285,7 +285,7 @@ pub(crate) struct Process {
     pub(crate) group: i32,
 }
 
-/// All processes except those that have ended and are not reaped.
+/// All processes except those that have ended but are not reaped.
 pub(crate) fn processes() -> Vec<Process> {
     let all = fs::read_dir("/proc").unwrap().filter_map(|entry| {
         let stat = fs::read_to_string(entry.ok()?.path().join("stat")).ok()?;
@@ -308,7 +308,7 @@ pub(crate) fn lives(pid: i32) -> bool {
     processes().iter().any(|process| process.pid == pid)
 }
 
-/// The processes of a process group that run.
+/// The running processes of a process group.
 pub(crate) fn group(id: i32) -> Vec<i32> {
     let members = processes()
         .into_iter()
@@ -316,7 +316,7 @@ pub(crate) fn group(id: i32) -> Vec<i32> {
     members.map(|process| process.pid).collect()
 }
 
-/// The only child of a process. The child of a `fencelock run` is its supervisor, and the child of that is the command.
+/// The only child of a process. The child of a `fencelock run` is its supervisor, whose child is the command.
 pub(crate) fn only_child(of: i32) -> i32 {
     let children = processes()
         .into_iter()

@@ -35,7 +35,7 @@ fn it_prints_the_grant_and_releases_when_its_input_ends() {
     let sequencer = granted["sequencer"].as_str().unwrap();
     assert!(sequencer.starts_with(&format!("fl1:x:{}:", granted["token"])));
     assert_eq!(fixture.run(&["check", sequencer]).code, 0);
-    // Its input is ignored; only the end counts.
+    // Its input is ignored; only the end of the input counts.
     hold.type_in("anything\n");
     assert_eq!(fixture.show("a b")["token"], granted["token"]);
     hold.end_input();
@@ -145,7 +145,7 @@ fn without_a_reader_it_does_not_hold() {
 fn it_reports_a_loss_that_only_the_release_finds() {
     let redis = fencelock_testbed::Redis::start().unwrap();
     let fixture = Fixture::on(redis.url());
-    // It renews only after ten seconds, and nothing notifies it of the deletion.
+    // It renews only after ten seconds, and the store does not notify it of the deletion.
     let mut hold = fixture.start(&["hold", "--ttl", "30s", "a"]);
     hold.line();
     redis.command::<()>(&["DEL", "a"]).unwrap();

@@ -1,13 +1,13 @@
-//! What the house asks of every file: no two files of a crate import each other, not even by way of others; no function has
-//! more than 80 lines of code; a file of more than 600 lines says at its top why.
+//! The rules for every file: no two files of a crate import each other, directly or through other files; no function
+//! has more than 80 lines of code; a file of more than 600 lines says why at its top.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The most lines of code in a function. Clippy does not see into the tests of async code.
+/// The maximum number of lines of code in a function. Clippy does not check the tests of async code.
 const FUNCTION: usize = 80;
-/// The most lines of a file without the words "(Long by" at its top.
+/// The maximum number of lines of a file without the words "(Long by" at its top.
 const FILE: usize = 600;
 
 type Module = Vec<String>;
@@ -87,7 +87,7 @@ fn engines_have_the_same_files() {
             // What the two databases share.
             "sql" => continue,
             "mysql" | "postgres" => has.extend(names("sql")),
-            // The service has the format and knows what is wrong with its store.
+            // The service has the stored format, and finds what is wrong with its store.
             "http" => has.extend(["stored", "diagnose"].map(str::to_owned)),
             _ => {}
         }
@@ -96,7 +96,7 @@ fn engines_have_the_same_files() {
     }
 }
 
-/// Else `cargo build` and `cargo doc` of the workspace build nearly all of it once more.
+/// Otherwise `cargo build` and `cargo doc` of the workspace build nearly all of it again.
 #[test]
 fn tests_add_no_feature_to_what_they_share_with_the_rest() {
     let without = features("normal,build");
@@ -120,7 +120,7 @@ fn tests_add_no_feature_to_what_they_share_with_the_rest() {
     );
 }
 
-/// All packages that the workspace is built from, each with its features.
+/// All packages from which the workspace is built, each with its features.
 fn features(edges: &str) -> BTreeSet<String> {
     let words = [
         "tree",
@@ -143,7 +143,7 @@ fn features(edges: &str) -> BTreeSet<String> {
         String::from_utf8_lossy(&tree.stderr)
     );
     let tree = String::from_utf8(tree.stdout).unwrap();
-    // What depends on a package is listed once.
+    // A package whose dependencies are listed elsewhere has this mark.
     let lines = tree.lines().map(|line| line.trim_end_matches(" (*)"));
     lines.map(str::to_owned).collect()
 }
@@ -152,7 +152,7 @@ pub(crate) fn sources(folder: &Path, files: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
-            // A crate that is built by itself has a folder for that.
+            // A crate outside the workspace has its own folder for builds.
             if !path.ends_with("target") {
                 sources(&path, files);
             }
@@ -162,8 +162,8 @@ pub(crate) fn sources(folder: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// The line that names the function which begins here, and how many lines of code its body has. All code is formatted: a
-/// function ends with the first brace below its own beginning.
+/// The first line of the function that begins here, and the number of lines of code in its body. All code is formatted,
+/// so a function ends with the first brace below its own beginning.
 fn function<'a>(lines: &[&'a str]) -> Option<(&'a str, usize)> {
     let first = lines[0].trim_start();
     let (before, _) = first.split_once("fn ")?;
@@ -191,7 +191,7 @@ fn layers_of_the_core_import_what_is_above() {
         let place = LAYERS
             .iter()
             .position(|layer| module.first().is_some_and(|first| first == layer));
-        // What users touch is the last layer.
+        // The last layer is what users touch.
         place.unwrap_or(LAYERS.len())
     };
     let below: Vec<_> = imports(&files)
@@ -201,7 +201,7 @@ fn layers_of_the_core_import_what_is_above() {
                 .into_iter()
                 .map(move |import| (module.clone(), import))
         })
-        // The root of the crate declares all, and has the bugs that are planted on purpose.
+        // The root of the crate declares all modules, and contains the bugs that are planted on purpose.
         .filter(|(module, import)| {
             !module.is_empty() && !import.is_empty() && import[0] != "planted"
         })
@@ -210,7 +210,7 @@ fn layers_of_the_core_import_what_is_above() {
     assert!(below.is_empty(), "{below:#?}");
 }
 
-/// Finds the circles of one crate; how many files it has.
+/// Finds the circles of one crate. Returns how many files the crate has.
 fn look_into(source: &Path, circles: &mut Vec<String>) -> usize {
     let mut files = BTreeMap::new();
     collect(source, &[], &mut files);
@@ -245,7 +245,7 @@ fn collect(folder: &Path, above: &[String], files: &mut BTreeMap<Module, PathBuf
     }
 }
 
-/// Which files each file imports from, its tests left out.
+/// The files from which each file imports, without its tests.
 fn imports(files: &BTreeMap<Module, PathBuf>) -> Imports {
     let imports = files.iter().map(|(module, path)| {
         let text = fs::read_to_string(path).unwrap();
@@ -256,7 +256,7 @@ fn imports(files: &BTreeMap<Module, PathBuf>) -> Imports {
         let found = paths(&code).into_iter();
         let found = found.filter_map(|path| resolve(files, module, &path));
         let mut found: BTreeSet<Module> = found.filter(|to| to != module).collect();
-        // Its own modules need no `use`.
+        // A file uses its own modules without `use`.
         let children = files
             .keys()
             .filter(|child| child.split_last().is_some_and(|(_, above)| above == module));
@@ -270,7 +270,7 @@ fn imports(files: &BTreeMap<Module, PathBuf>) -> Imports {
     imports.collect()
 }
 
-/// The lines of a file up to its tests. What else is for tests alone is one item, whose first line is left out.
+/// The lines of a file up to its tests. Any other item for tests loses its first line only.
 fn without_tests(text: &str) -> impl Iterator<Item = &str> {
     let lines: Vec<&str> = text.lines().collect();
     let mut kept = Vec::new();
@@ -320,7 +320,7 @@ fn paths(code: &str) -> Vec<Vec<String>> {
             rest = &rest[at..];
             let end = rest.find(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':'));
             let path = &rest[..end.unwrap_or(rest.len())];
-            // One that ends here is the beginning of a group, which is read above.
+            // A path that ends here begins a group, which is read above.
             if !inner && !path.ends_with("::") {
                 found.push(path.split("::").map(str::to_owned).collect());
             }
@@ -359,7 +359,7 @@ fn expand(above: &[String], item: &str, found: &mut Vec<Vec<String>>) {
     }
 }
 
-/// The file that a path leads to, if that is one of this crate.
+/// The file to which a path leads, if it is a file of this crate.
 fn resolve(files: &BTreeMap<Module, PathBuf>, from: &Module, path: &[String]) -> Option<Module> {
     let mut to = match path.first()?.as_str() {
         "crate" => Module::new(),

@@ -1,4 +1,4 @@
-//! `run --if-away`: what a command does whose store does not answer.
+//! `run --if-away`: what a command does if its store does not answer.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -9,7 +9,7 @@ use fencelock_testbed::Redis;
 
 use crate::fixture::{Fixture, until};
 
-/// A store to which nothing listens.
+/// A store at an address where no server listens.
 const AWAY: &str = "redis://127.0.0.1:1?connect-timeout=200ms";
 
 #[test]
@@ -17,7 +17,7 @@ fn a_store_that_is_away_at_the_start() {
     is_away_at_the_start(AWAY.to_owned());
 }
 
-/// It answers, but not for the service.
+/// The balancer answers, but the service does not.
 #[test]
 fn a_balancer_that_reaches_no_replica_is_away() {
     for status in [
@@ -32,14 +32,14 @@ fn a_balancer_that_reaches_no_replica_is_away() {
     }
 }
 
-/// Answers each request as a balancer does that has no server for it, until the tests end.
+/// Answers each request like a balancer without a server for it, until the tests end.
 fn balancer(status: &'static str) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let mut stream = stream.unwrap();
-            // Whatever it asks for, in one packet; a client may have gone.
+            // The request arrives in one packet, and its content does not matter. The client may have gone.
             let _ = stream.read(&mut [0; 4096]);
             let _ = write!(
                 stream,
@@ -55,7 +55,7 @@ fn is_away_at_the_start(url: String) {
     let run = |words: &[&str]| {
         let shell = ["-c", "echo ran $FENCELOCK_TOKEN $FENCELOCK_NAME; exit 3"];
         let mut command = fixture.command(&[&["run", "x"], words, &shell].concat());
-        // As within a `run` of another lock.
+        // As in a `run` of another lock.
         command
             .env("FENCELOCK_TOKEN", "17")
             .env("FENCELOCK_NAME", "y");

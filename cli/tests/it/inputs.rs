@@ -2,7 +2,7 @@
 
 use crate::fixture::{Fixture, finish};
 
-/// Fails with `code` and one line that holds every one of `parts`.
+/// Fails with `code` and one line that contains every one of `parts`.
 fn refuses(fixture: &Fixture, words: &[&str], code: i32, parts: &[&str]) {
     let ran = fixture.run(words);
     assert_eq!(

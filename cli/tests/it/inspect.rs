@@ -276,7 +276,7 @@ fn bench_measures_and_prints_json() {
     assert_eq!(fixture.run(&["ls"]).out, "");
 }
 
-/// Inspection needs no file, creates none, and needs no right to write.
+/// Inspection needs no file, creates no file, and needs no right to write.
 #[test]
 fn inspection_creates_nothing() {
     let fixture = Fixture::new();

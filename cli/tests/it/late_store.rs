@@ -20,7 +20,7 @@ fn the_command_connects_within_connect_timeout() {
     let running = commands.map(|words| Running::start(fixture.command(words)));
     std::thread::sleep(Duration::from_secs(1));
     redis.restart_empty().unwrap();
-    // On a machine that is too busy the test means nothing.
+    // If the machine is too busy, the test proves nothing.
     let took = begun.elapsed();
     assert!(
         took < Duration::from_secs(4),

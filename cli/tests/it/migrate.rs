@@ -42,7 +42,7 @@ fn tokens_go_on_in_the_new_store() {
     let (old, new) = (sqlite(&dir, "old"), sqlite(&dir, "new"));
     let fixture = Fixture::on(new.clone());
     let migrate = |from: &str, to: &str| fixture.run(&["migrate", "offline", from, to]);
-    // Far ahead of the time, as a clock that was set back leaves it.
+    // Far ahead of the time, as after a clock that was set back.
     let ahead = next(&old) + 3_600_000_000;
     set_last(&dir.join("old"), ahead);
     assert!(next(&new) < ahead);
@@ -54,7 +54,7 @@ fn tokens_go_on_in_the_new_store() {
     );
     let raised = next(&new);
     assert!(raised > ahead, "{raised} after {ahead}");
-    // Again, with one more token of the old store by each time.
+    // Repeat it. Each time the old store has drawn one more token.
     for _ in 0..2 {
         let again = migrate(&old, &new);
         assert_eq!(again.code, 0, "{again:?}");
@@ -105,9 +105,9 @@ fn tokens_without_room_above_them_are_refused() {
     );
     assert!(refused.err.contains(&limit.to_string()), "{refused:?}");
     assert!(next(&new) < before + 3_600_000_000);
-    // The other way there is nothing to raise.
+    // In the other direction there is nothing to raise.
     assert_eq!(migrate(&new, &old).code, 0);
-    // One below is the last that there is room for.
+    // With one token less there is just enough room.
     set_last(&dir.join("old"), limit - 1);
     assert_eq!(migrate(&old, &new).code, 0);
     assert!(next(&new) > limit);
@@ -161,7 +161,7 @@ fn the_commands_of_the_page_on_operations_run() {
     assert!(next(&etcd.url()) > ahead);
 }
 
-/// A new ensemble is far below all others.
+/// The tokens of a new ensemble are far below those of all other stores.
 #[cfg(all(feature = "redis", feature = "zookeeper"))]
 #[test]
 fn zookeeper_takes_over_from_redis() {

@@ -1,4 +1,4 @@
-//! `migrate` while programs run: its steps by commands, and programs that are stopped, killed or forgotten meanwhile.
+//! `migrate` while programs run: its steps as commands, and programs that are stopped, killed or forgotten meanwhile.
 
 use fencelock_testbed::Dir;
 #[cfg(all(feature = "redis", feature = "etcd"))]
@@ -12,13 +12,13 @@ use serde_json::Value;
 use crate::fixture::run_block;
 use crate::fixture::{Fixture, Ran, Running, until};
 
-/// Two files between which locks move, with programs on them.
+/// Two files between which locks move, with programs that use them.
 struct Move {
     dir: Dir,
     programs: Fixture,
 }
 
-/// As short as a ttl must be here: two thirds of the pace.
+/// Short enough for the pace: a ttl may be at most two thirds of it.
 const TTL: &str = "1s";
 
 impl Move {
@@ -100,7 +100,7 @@ fn a_plain_url_is_refused_while_both_stores_count() {
         let plain = Fixture::on(all.url(name));
         plain.run(&["run", "y", "--", "true"]).code
     };
-    // Programs need not be switched all at once.
+    // Programs can be switched one after another.
     assert_eq!((runs("old"), runs("new")), (0, 78));
     all.done(&["begin"]);
     assert_eq!((runs("old"), runs("new")), (78, 78));
@@ -127,7 +127,7 @@ fn a_program_that_was_not_switched_stops_the_move() {
     all.done(&["finish", "--quiet", "1s"]);
 }
 
-/// Stopped in phase 1, it learns nothing of two steps and the hush.
+/// A program that is stopped in phase 1 misses two steps and the hush.
 #[test]
 fn a_program_stopped_over_all_steps_has_lost_its_lock() {
     let all = Move::prepared();
@@ -146,7 +146,7 @@ fn a_program_stopped_over_all_steps_has_lost_its_lock() {
     assert_eq!(other.end().code, 0);
 }
 
-/// Killed while it waits, and in the hush; each time somebody else goes on.
+/// A step is killed while it waits, and in the hush. Each time another administrator continues.
 #[test]
 fn a_step_that_is_killed_is_made_by_the_next_one() {
     let all = Move::prepared();
@@ -162,7 +162,7 @@ fn a_step_that_is_killed_is_made_by_the_next_one() {
     killed.signal(Signal::KILL);
     killed.end();
     let before = all.done(&["finish"]);
-    // It was in the hush, or just over it.
+    // The step was in the hush, or just after it.
     assert!(
         before.starts_with("phase 3") || before.starts_with("phase 4"),
         "{before}"
@@ -170,9 +170,9 @@ fn a_step_that_is_killed_is_made_by_the_next_one() {
     all.token();
 }
 
-/// Nothing is granted until somebody makes the step. Nobody holds, and least of all who asks.
+/// Nothing is granted until an administrator makes the step. No other claim holds, so the error must not name a holder.
 #[test]
-fn who_waits_in_a_hush_that_was_left_is_told_so() {
+fn a_waiter_in_an_abandoned_hush_sees_the_reason() {
     let all = Move::prepared();
     all.done(&["begin"]);
     // A step waits for this lock when it draws a token.
@@ -186,7 +186,7 @@ fn who_waits_in_a_hush_that_was_left_is_told_so() {
     let words = |wait: &'static [&'static str]| {
         [&["run", "--ttl", TTL], wait, &["x", "--", "true"]].concat()
     };
-    // The first one has its place in the old store, and the other one comes after it.
+    // The first waiter gets its place in the old store, and the other one waits after it.
     let first = all.programs.start(&words(&["-w", "1500ms"]));
     all.programs.await_holder("x");
     for ran in [
@@ -200,14 +200,14 @@ fn who_waits_in_a_hush_that_was_left_is_told_so() {
         assert!(!ran.err.contains("held by"), "{ran:?}");
     }
     #[cfg(all(feature = "serve", feature = "http"))]
-    who_waits_through_the_service_is_told_so(&all);
+    a_waiter_through_the_service_sees_the_reason(&all);
     assert_eq!(probe.end().code, 0);
     assert!(all.done(&["finish"]).starts_with("phase 3"));
     all.token();
 }
 
 #[cfg(all(feature = "serve", feature = "http"))]
-fn who_waits_through_the_service_is_told_so(all: &Move) {
+fn a_waiter_through_the_service_sees_the_reason(all: &Move) {
     let service = crate::service::Service::start(&all.programs, &[]);
     let clients = Fixture::on(service.store());
     for wait in [&["-w", "700ms"][..], &["-n"]] {
@@ -224,7 +224,7 @@ fn who_waits_through_the_service_is_told_so(all: &Move) {
     assert!(detail.contains("between two stores"), "{detail}");
 }
 
-/// Two people prepare at once, with the stores in another order.
+/// Two administrators prepare at once, with the stores in a different order.
 #[test]
 fn abort_ends_what_two_preparations_left() {
     let all = Move::prepared();
@@ -234,7 +234,7 @@ fn abort_ends_what_two_preparations_left() {
         encoded("new"),
         encoded("old")
     );
-    // The other one has written its first record, as the first one has.
+    // Both administrators have written their first record.
     let other = Dir::new("migrate").unwrap();
     let (new, lost) = (all.dir.join("new"), other.join("lost"));
     std::fs::remove_file(&new).unwrap();
@@ -295,7 +295,7 @@ fn stores_of_other_sets_and_swapped_ones_are_refused() {
 #[cfg(all(feature = "redis", feature = "etcd"))]
 #[test]
 fn the_live_walk_of_the_page_on_operations_runs() {
-    // One that forgets its locks in a restart is refused soon after it.
+    // A server that forgets its locks in a restart is refused soon after the restart.
     let redis = Redis::builder().append_only("always").start().unwrap();
     let etcd = Etcd::start().unwrap();
     let own = [
@@ -314,7 +314,7 @@ fn the_live_walk_of_the_page_on_operations_runs() {
     assert!(tokens.len() >= 4 && tokens.is_sorted(), "{tokens:?}");
 }
 
-/// A set of two shards in files, and one to be added.
+/// A set of two shards in files, and a shard to add.
 #[test]
 fn a_shard_is_added_by_commands_over_a_configuration_file() {
     let dir = Dir::new("grow").unwrap();
@@ -389,8 +389,8 @@ fn the_walk_that_adds_a_shard_runs() {
     assert!(tokens.len() == 6 && tokens.is_sorted(), "{tokens:?}");
 }
 
-/// Runs a block of commands of docs/operations.md (from 0) with a test's own lines in place of the page's. The tokens that it
-/// prints.
+/// Runs a block of commands of docs/operations.md (counted from 0), with a test's own lines in place of some of the
+/// page's. Returns the tokens that it prints.
 #[cfg(feature = "redis")]
 fn tokens_of_walk(block: usize, own: impl IntoIterator<Item = (String, String)>) -> Vec<u64> {
     const PAGE: &str = include_str!("../../../docs/operations.md");

@@ -42,10 +42,10 @@ fn every_code_with_get_lock() {
     every_code("get-lock");
 }
 
-/// Its locks would end with the replica's connections, whoever holds them.
+/// Its locks would end with the replica's connections, even if the client still holds them.
 #[cfg(feature = "serve")]
 #[test]
-fn locks_that_hang_on_a_connection_are_not_served() {
+fn locks_that_depend_on_a_connection_are_not_served() {
     let server = MariaDb::start().unwrap();
     for strategy in ["for-update", "get-lock"] {
         let fixture = Fixture::on(format!("{}?strategy={strategy}", server.url()));

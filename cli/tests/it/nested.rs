@@ -18,7 +18,7 @@ fn the_same_name_joins_the_hold_and_the_group() {
     assert_eq!(lines.len(), 5, "{lines:?}");
     assert_eq!(lines[0..2], lines[2..4]);
     assert_eq!(lines[4], "code 0");
-    // The outer one has released it.
+    // The outer command has released it.
     assert!(fixture.show("a")["token"].is_null());
 }
 
@@ -81,7 +81,7 @@ fn another_name_is_a_hold_of_its_own() {
 #[test]
 fn siblings_exclude_each_other() {
     let fixture = Fixture::new();
-    // A sibling of the nested command: both are inside the same outer owner.
+    // A sibling of the nested command: both have the same outer owner.
     let sibling = "FENCELOCK_OWNER=$AROUND \"$0\" run -n b -- echo both; echo code $?; \
                   FENCELOCK_OWNER=$AROUND \"$0\" run -n a -- echo joined";
     let script = "AROUND=$FENCELOCK_OWNER \"$0\" run b -- sh -c \"$1\" \"$0\"";

@@ -10,7 +10,7 @@ use rustix::process::{Signal, geteuid};
 
 use crate::fixture::{Fixture, Running, lives, send, until};
 
-/// What sudo does to the processes below it.
+/// Changes the user of the processes below it, as sudo does.
 const BECOME_ROOT: &str = r#"
 #include <unistd.h>
 int main(int count, char **words) {
@@ -109,7 +109,7 @@ fn a_part_of_a_command_that_became_root_keeps_the_lock_for_its_lease() {
     assert!(waited > Duration::from_millis(1500), "{waited:?}");
     assert!(lives(part));
     until("it has ended", || !running.runs());
-    // It still has the output open.
+    // This process still has the output open.
     send(part, Signal::KILL);
     let ran = running.end();
     assert_eq!(ran.code, 75, "{}", ran.err);

@@ -83,7 +83,7 @@ fn in_the_wrong_place_are_not_quoted() {
     }
 }
 
-/// Any password: it may be unencoded, and the text before it may be no URL.
+/// Any password: it may be unencoded, and the text before it need not be a URL.
 #[test]
 fn of_any_kind_are_not_printed() {
     let fixture = Fixture::new();

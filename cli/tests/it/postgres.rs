@@ -37,8 +37,8 @@ fn every_code_with_advisory_locks() {
     every_code("advisory");
 }
 
-/// Without the right to create tables the error names that right. It works after another user has run the output of
-/// `schema`.
+/// A user without the right to create tables gets an error that names this right. It works after another user has run
+/// the output of `schema`.
 #[test]
 fn schema_prints_what_a_user_without_rights_needs() {
     let server = Postgres::start().unwrap();

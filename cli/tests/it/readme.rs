@@ -7,7 +7,7 @@ use crate::fixture::{Fixture, finish};
 const README: &str = include_str!("../../../README.md");
 const COMMAND: &str = include_str!("../../../docs/command.md");
 
-/// Commands about the tree itself: this test is part of what they run.
+/// Commands about the source tree: they would run this test again.
 const OF_THE_TREE: [&str; 2] = ["cargo install --path cli\n", "./test.sh\n"];
 
 #[test]
@@ -23,7 +23,7 @@ fn the_commands_of_the_readme_run() {
         .map(|block| block.split("```").next().unwrap())
         .filter(|block| !OF_THE_TREE.contains(block))
     {
-        // The first command builds what is built here.
+        // The first command would build what is already built here.
         let block = block.replace("cargo run -q -- ", "fencelock ");
         let mut command = Command::new("bash");
         command

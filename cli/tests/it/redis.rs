@@ -105,7 +105,7 @@ fn a_wrong_password_is_77_and_never_shown() {
 }
 
 #[test]
-fn a_lock_of_another_library_is_listed_once_somebody_waits_for_it() {
+fn a_lock_of_another_library_is_listed_once_a_claim_waits_for_it() {
     let redis = Redis::start().unwrap();
     let fixture = Fixture::on(redis.url());
     for (key, value) in [("a", "theirs"), ("cache", "no lock")] {
@@ -115,7 +115,7 @@ fn a_lock_of_another_library_is_listed_once_somebody_waits_for_it() {
     let expected =
         "a: held, exclusive, without a token, by another library: theirs, without a lease\n";
     assert_eq!(shown, expected);
-    // Any string may be a lock.
+    // Any string may be a lock of another library.
     assert_eq!(fixture.run(&["ls"]).out, "");
     let _waiter = fixture.start(&["run", "a", "true"]);
     fixture.await_waiters("a", 1);
@@ -148,7 +148,7 @@ fn a_hung_store_ends_the_command_in_time() {
         "{:?}",
         hung.elapsed()
     );
-    // The last renewal was up to a second before; SIGTERM comes a second before the end.
+    // The last renewal was up to a second before. SIGTERM comes a second before the end.
     let second = Duration::from_secs(1);
     assert!(
         asked > second / 2 && asked < second * 2 + second / 10,

@@ -11,7 +11,7 @@ fn every_code() {
     let free_ports: Vec<Port> = (0..3).map(|_| Port::free().unwrap()).collect();
     let dead = |i: usize| format!("127.0.0.1:{}", free_ports[i].number());
     let each = |harm: fn(&Redis)| group.nodes().iter().for_each(harm);
-    // A node may need more than 50 ms to answer while other tests run on the machine.
+    // While other tests run on the machine, a node may need more than 50 ms to answer.
     let url = format!("{}?node-timeout=250ms", group.url());
     all(&Described {
         url: url.clone(),
@@ -31,7 +31,7 @@ fn every_code() {
     });
 }
 
-/// Two of five nodes may be dead, three may not. New nodes do not vote yet. Each error names the nodes.
+/// Two of five nodes may be dead, but not three. New nodes do not vote yet. Each error names the nodes.
 #[test]
 fn too_few_nodes_are_named() {
     let group = Redlock::start(5).unwrap();

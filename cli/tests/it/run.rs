@@ -107,7 +107,7 @@ fn no_signal_is_blocked_or_ignored_in_the_command() {
     let fixture = Fixture::new();
     let mask = |ran: &str, what: &str| {
         let line = ran.lines().find_map(|line| line.strip_prefix(what));
-        // The signals from 32 on are the C library's own.
+        // The C library uses the signals from 32 on.
         u64::from_str_radix(line.unwrap().trim(), 16).unwrap() & 0x7fff_ffff
     };
     let inside = fixture
@@ -223,7 +223,7 @@ fn at_least_keeps_the_lock_after_the_command_has_ended() {
     let second = fixture.run(once);
     assert_eq!((second.code, second.out.as_str()), (1, ""), "{second:?}");
     assert_eq!(fixture.show("a")["holders"].as_array().unwrap().len(), 1);
-    // Nothing here may take so long that the time is over.
+    // If this took longer than the time, the test would prove nothing.
     assert!(begun.elapsed() < Duration::from_secs(3));
     let third = fixture.run(&["run", "--at-least", "0", "a", "--", "echo", "ran"]);
     assert_eq!((third.code, third.out.as_str()), (0, "ran\n"), "{third:?}");

@@ -13,7 +13,7 @@ fn every_code() {
     let builder = RedisSentinel::builder().down_after(Duration::from_secs(120));
     let group = builder.start().unwrap();
     let free_port = Port::free().unwrap();
-    // With two replicas, three never confirm.
+    // There are two replicas, so three can never confirm.
     let many = Fixture::on(format!("{}&replicas=3", group.url()));
     let ran = many.run(&["run", "-n", "a", "--", "echo", "ran"]);
     assert_eq!((ran.code, ran.out.as_str()), (69, ""), "{}", ran.err);
@@ -35,7 +35,7 @@ fn every_code() {
     });
 }
 
-/// The command runs through a fail-over, and still holds the lock afterwards.
+/// The command runs during a fail-over, and still holds the lock afterwards.
 #[test]
 fn a_command_survives_a_failover() {
     let group = RedisSentinel::start().unwrap();
@@ -46,7 +46,7 @@ fn a_command_survives_a_failover() {
     group.await_failover(0).unwrap();
     assert_eq!(fixture.show("a")["token"], token);
     assert!(hold.runs());
-    // The number of replicas that are left.
+    // The number of replicas that remain.
     let ran = fixture.run(&["run", "-w", "20", "b", "--", "echo", "ran"]);
     assert_eq!((ran.code, ran.out.as_str()), (0, "ran\n"), "{}", ran.err);
     assert_eq!(hold.end().code, 0);

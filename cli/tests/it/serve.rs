@@ -21,7 +21,7 @@ fn a_plain_client_takes_and_releases() {
     let body = r#"{"name":"nightly","owner":"web1"}"#;
     let taken = service.ask("POST", "/v1/claims", &[], body);
     assert_eq!(taken.status, 201, "{taken:?}");
-    // It is the same store for those who use it without the service.
+    // Clients without the service see the same lock.
     assert_eq!(fixture.show("nightly")["token"], taken.body["token"]);
     let second = service.ask("POST", "/v1/claims", &[], body);
     assert_eq!(second.status, 409, "{second:?}");
@@ -54,7 +54,7 @@ fn a_signal_drains_it() {
         let ran = service.end();
         assert_eq!(ran.code, 0, "{}", fixture.read("serve"));
         assert!(fixture.read("serve").contains("draining"));
-        // What a client holds stays its own.
+        // The hold of a client stays its own.
         assert!(!fixture.show(name)["token"].is_null());
     }
 }
@@ -105,10 +105,10 @@ fn a_printed_token_can_be_used() {
     assert!(!fixture.read("serve").contains(token));
 }
 
-/// A file without principals, which may be one that is being written, must not open the service to strangers.
+/// A file without principals may be a file that is being written. It must not open the service to strangers.
 #[cfg(feature = "tls")]
 #[test]
-fn principals_that_are_gone_from_the_file_stay_where_others_reach_the_service() {
+fn principals_that_are_gone_from_the_file_stay_if_other_machines_reach_the_service() {
     let fixture = Fixture::new();
     let printed = fixture.run(&["serve", "token", "billing"]);
     let (token, principal) = printed.out.split_once('\n').unwrap();
@@ -127,7 +127,7 @@ fn principals_that_are_gone_from_the_file_stay_where_others_reach_the_service() 
     assert_eq!(finish(openssl).code, 0);
     let file = fixture.path("serve.toml");
     std::fs::write(&file, format!("{tls}{principal}")).unwrap();
-    // In this form the address of this machine counts as one that others reach, and nobody does.
+    // In this form the address counts as one that other machines can reach, but none can.
     let address = "[::ffff:127.0.0.1]:0";
     let words = ["serve", "--listen", address, "--config", "serve.toml"];
     let service = Service::run(&fixture, &words);
@@ -168,7 +168,7 @@ fn clients_may_speak_http_2() {
         curl
     };
     assert_eq!(finish(take("a")).out, "2:201");
-    // The end of the replica answers what waits, and then the connection ends.
+    // The end of the replica answers waiting requests, and then the connection ends.
     let mut waits = take("a");
     waits.stdout(std::process::Stdio::piped());
     let waits = waits.spawn().unwrap();
@@ -198,7 +198,7 @@ fn holds_that_end_with_it_show_in_its_exit_code() {
     assert!(fixture.read("serve").contains("1 holds ended"));
 }
 
-/// The first block of the page starts the service, the others are of one client.
+/// The first block of the page starts the service. The other blocks are those of one client.
 #[cfg(feature = "redis")]
 #[test]
 fn the_commands_of_the_page_run() {

@@ -13,7 +13,7 @@ pub(crate) struct Service {
     address: String,
 }
 
-/// What was answered.
+/// An answer of the service.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
@@ -28,9 +28,9 @@ impl Service {
         Self::run(fixture, &words)
     }
 
-    /// Starts it with these words. What it says is in the file `serve` of the fixture.
+    /// Starts it with these arguments. Its messages go to the file `serve` of the fixture.
     pub(crate) fn run(fixture: &Fixture, words: &[&str]) -> Self {
-        // What another service has said here is not this one's address.
+        // Remove the messages of an earlier service, so that its address is not taken for this one.
         let _ = std::fs::remove_file(fixture.path("serve"));
         let to_file = "exec \"$@\" 2> serve";
         let start = [
@@ -66,7 +66,7 @@ impl Service {
         format!("fencelock+http://{}", self.address)
     }
 
-    /// What a plain client gets for a request with these headers, over a connection of its own.
+    /// The answer that a plain client gets to a request with these headers, over its own connection.
     pub(crate) fn ask(&self, method: &str, path: &str, headers: &[&str], body: &str) -> Answer {
         let mut socket = TcpStream::connect(&self.address).unwrap();
         socket.set_read_timeout(Some(TIMEOUT)).unwrap();

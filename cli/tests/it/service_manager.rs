@@ -14,7 +14,7 @@ fn hear(socket: &UnixDatagram) -> String {
 }
 
 #[test]
-fn the_service_manager_is_told() {
+fn the_service_manager_is_notified() {
     let fixture = Fixture::new();
     let path = fixture.path("notify");
     let socket = UnixDatagram::bind(&path).unwrap();
@@ -22,7 +22,7 @@ fn the_service_manager_is_told() {
     let mut command = fixture.command(&["serve", "--listen", "127.0.0.1:0"]);
     let mut service = command.env("NOTIFY_SOCKET", &path).spawn().unwrap();
     assert_eq!(hear(&socket), "READY=1");
-    // It listens by then.
+    // The service listens by now.
     let lines = BufReader::new(service.stderr.take().unwrap()).lines();
     let said = lines.map(Result::unwrap);
     let listens = |line: &String| line.contains("listening on http://127.0.0.1:");

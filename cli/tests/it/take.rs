@@ -28,7 +28,7 @@ fn release(fixture: &Fixture) -> Ran {
     fixture.run(&["release", "--grant", "grant"])
 }
 
-/// Takes in one process, renews in another, releases in a third, on any store. `behind` is the store itself.
+/// One process takes, another one renews, and a third one releases, on any store. `behind` is the store itself.
 fn hands_a_hold_on(fixture: &Fixture, behind: &Fixture) {
     let taken = take(fixture, &["--ttl", "1h", "--label", "by hand"]);
     assert_eq!(
@@ -44,7 +44,7 @@ fn hands_a_hold_on(fixture: &Fixture, behind: &Fixture) {
     assert_eq!(written["claim"], taken["claim"]);
     let mode = fs::metadata(fixture.path("grant")).unwrap().permissions();
     assert_eq!(mode.mode() & 0o777, 0o600);
-    // The store keeps it for that long, too.
+    // The store keeps it for the same time.
     let shown = behind.show("a");
     assert_eq!(shown["token"], taken["token"]);
     assert!(
@@ -70,13 +70,13 @@ fn hands_a_hold_on(fixture: &Fixture, behind: &Fixture) {
         "{released:?}"
     );
     assert!(behind.show("a")["token"].is_null());
-    // Too late, both.
+    // Both come too late.
     for again in [release(fixture), renew(fixture)] {
         assert_eq!((again.code, again.out.as_str()), (75, ""), "{again:?}");
         assert!(again.err.contains("lock a was lost"), "{again:?}");
         assert!(!again.err.contains(key), "{again:?}");
     }
-    // The next hold is not the old grant's.
+    // The old grant does not affect the next hold.
     fs::copy(fixture.path("grant"), fixture.path("old")).unwrap();
     let next = take(fixture, &[]);
     assert!(next["token"].as_u64() > taken["token"].as_u64());
@@ -108,7 +108,7 @@ fn through_the_service() {
     let service = crate::service::Service::start(&behind, &[]);
     let fixture = Fixture::on(service.store());
     hands_a_hold_on(&fixture, &behind);
-    // A grant is of the store, and goes on beside the service.
+    // The grant belongs to the store, so it continues without the service.
     let taken = take(&fixture, &["--shared"]);
     assert_eq!(taken["mode"], "shared");
     let path = fixture.path("grant");
@@ -159,14 +159,14 @@ fn what_has_ended_is_lost() {
         assert_eq!((late.code, late.out.as_str()), (75, ""), "{late:?}");
         assert!(late.err.contains("lock a was lost"), "{late:?}");
     }
-    // By force.
+    // By force, without a grant.
     let token = take(&fixture, &[])["token"].to_string();
     assert_eq!(fixture.run(&["release", "a", "--token", &token]).code, 0);
     assert_eq!(renew(&fixture).code, 75);
 }
 
 #[test]
-fn a_renewal_says_that_somebody_asks() {
+fn a_renewal_reports_a_request_to_release() {
     let fixture = Fixture::new();
     let token = take(&fixture, &[])["token"].to_string();
     let asked = fixture.run(&["release", "a", "--token", &token, "--ask"]);
@@ -233,7 +233,7 @@ fn what_cannot_be_written_is_not_taken() {
     assert!(fixture.show("a")["token"].is_null());
 }
 
-/// The claim holds, but not with this grant, so what this grant had is lost; and the lock stays.
+/// The claim holds, but with another grant. So the old grant is lost, and the lock stays.
 #[test]
 fn a_grant_with_another_token_releases_nothing() {
     let fixture = Fixture::new();
@@ -254,7 +254,7 @@ fn a_grant_with_another_token_releases_nothing() {
     assert_eq!(release(&fixture).code, 0);
 }
 
-/// A `take` inside a `run` of the same lock would otherwise hand out the hold of that `run`.
+/// Otherwise, a `take` inside a `run` of the same lock would hand out the hold of that `run`.
 #[test]
 fn a_part_of_another_hold_is_not_detached() {
     let fixture = Fixture::new();

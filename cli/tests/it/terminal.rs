@@ -11,7 +11,7 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
 use crate::fixture::{Fixture, TIMEOUT, group, processes, until};
 
-// A command that gets signals from the terminal starts no other commands: a shell that has just called vfork cannot be
+// A command that gets signals from the terminal starts no other commands. A shell that has just called vfork cannot be
 // stopped while its child is stopped, and dash loses a Ctrl-C at that moment.
 
 /// A shell with job control on a terminal of its own; killed when dropped.
@@ -73,7 +73,7 @@ impl Shell {
             seen: String::new(),
         };
         shell.see("ready> ");
-        // Without echo, what is typed does not look like output.
+        // Without echo, typed text does not look like output.
         shell.type_in("stty -echo cols 120\n");
         shell.see("ready> ");
         shell
@@ -142,7 +142,7 @@ fn ctrl_c_ends_the_command_and_gives_the_terminal_back() {
     shell.type_in("\x03");
     assert_eq!(shell.number("code="), 130);
     assert!(group(command).is_empty());
-    // The shell has its terminal again.
+    // The shell has its terminal back.
     shell.type_in("echo back\n");
     shell.see("back");
     assert!(fixture.show("a")["token"].is_null());
@@ -155,7 +155,7 @@ fn ctrl_c_while_waiting_leaves_the_queue() {
     let owner = hold.json()["owner"].as_str().unwrap().to_owned();
     let mut shell = Shell::on(&fixture);
     shell.type_in("$FL run a -- echo ran; echo code=$?\n");
-    // The line shows the holder, since when, and the place in the queue.
+    // The line shows the holder, the time since it holds, and the place in the queue.
     let line = shell.see("(nightly)");
     let who = owner.split('#').next().unwrap();
     assert!(
@@ -207,7 +207,7 @@ fn ctrl_z_stops_both_and_fg_resumes_both() {
         shell.type_in("\x1a");
         shell.see("Stopped");
         assert_eq!(state(command), 'T');
-        // The shell has the terminal in between.
+        // Meanwhile the shell has the terminal.
         shell.type_in("echo back\n");
         shell.see("back");
         shell.type_in("fg\n");
@@ -230,7 +230,7 @@ fn fg_after_the_lease_finds_that_the_command_was_killed() {
     shell.type_in("\x1a");
     shell.see("Stopped");
     until("the command is gone", || group(command).is_empty());
-    // Another client can acquire the lock by then.
+    // Now another client can acquire the lock.
     assert_eq!(fixture.run(&["run", "a", "true"]).code, 0);
     shell.type_in("fg; echo code=$?\n");
     let said = shell.see("code=");

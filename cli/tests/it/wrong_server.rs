@@ -7,7 +7,7 @@ use fencelock_testbed::{Etcd, MariaDb, Postgres, Redis, ZooKeeper};
 use crate::fixture::Fixture;
 use crate::service::Service;
 
-/// All schemes of stores at addresses; with what an error says of the server that they want.
+/// All schemes of stores at addresses, and what an error says of the server that they need.
 const SCHEMES: [(&str, &str); 9] = [
     ("redis", "a Redis server"),
     ("rediss", "a Redis server"),
@@ -20,7 +20,7 @@ const SCHEMES: [(&str, &str); 9] = [
     ("fencelock+https", "fencelock's lock service"),
 ];
 
-/// The port of a server, the scheme for it, and for the same with the other choice of TLS.
+/// The port of a server, the scheme for it, and the scheme with the other choice of TLS.
 type At = (u16, &'static str, Option<&'static str>);
 
 #[test]
@@ -47,12 +47,12 @@ fn every_scheme_at_every_other_server() {
             Some("fencelock+https"),
         ),
     ];
-    // Each waits for the other's answers most of the time.
+    // Each of them mostly waits for answers of the others.
     std::thread::scope(|scope| {
         for at in servers {
             scope.spawn(move || {
                 for (scheme, wants) in SCHEMES {
-                    // What is behind TLS cannot be told.
+                    // The kind of a server behind TLS cannot be detected.
                     if scheme != at.1 && !(encrypts(scheme) && encrypts(at.1)) {
                         leads_astray(scheme, wants, at);
                     }

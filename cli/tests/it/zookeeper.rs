@@ -54,7 +54,7 @@ fn run_and_hold_and_show() {
     let token: u64 = ran.out.trim().parse().unwrap();
     assert!(token > granted["token"].as_u64().unwrap());
     assert_eq!(fixture.run(&["check", sequencer]).code, 1);
-    // A client deletes its nodes when it ends.
+    // A client deletes its nodes at its end.
     assert_eq!(server.count_below("/locks", None).unwrap(), 0);
 }
 

@@ -4,14 +4,14 @@ use fencelock_core::{Error, Result};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-/// The sections of the file, and what each is.
+/// The sections of the file, and the kind of each.
 const SECTIONS: [(&str, &str); 3] = [
     ("store", "table"),
     ("serve", "table"),
     ("principal", "array"),
 ];
 
-/// Refuses a text that is no TOML, and a section that is none of `store`, `serve` and `principal`. `file` is its name, for
+/// Refuses a text that is not TOML, and any section except `store`, `serve` and `principal`. `file` is its name, for
 /// errors.
 ///
 /// ```
@@ -25,7 +25,7 @@ pub fn check_sections(file: &str, text: &str) -> Result<()> {
     sections(file, text).map(|_| ())
 }
 
-/// The sections, all of them known.
+/// The sections. All of them are known.
 pub(crate) fn sections<'t>(file: &str, text: &'t str) -> Result<DeTable<'t>> {
     let parsed = DeTable::parse(text).map_err(|error| toml_error(file, text, &error))?;
     let sections = parsed.into_inner();
@@ -40,7 +40,7 @@ pub(crate) fn sections<'t>(file: &str, text: &'t str) -> Result<DeTable<'t>> {
             }
             None => {
                 let why = format!(
-                    "the section {known:?} is unknown; known are [store.NAME], [serve] and [[principal]]"
+                    "the section {known:?} is unknown; the known sections are [store.NAME], [serve] and [[principal]]"
                 );
                 return Err(error_at(file, text, name.span().start, &why));
             }
@@ -49,7 +49,7 @@ pub(crate) fn sections<'t>(file: &str, text: &'t str) -> Result<DeTable<'t>> {
     Ok(sections)
 }
 
-/// What is wrong with a file, with the line at this offset.
+/// An error about a file, with the line at this offset.
 #[must_use]
 pub fn error_at(file: &str, text: &str, at: usize, why: &str) -> Error {
     let before = text.as_bytes().iter().take(at);
@@ -57,13 +57,13 @@ pub fn error_at(file: &str, text: &str, at: usize, why: &str) -> Error {
     Error::config_file(file, format!("line {line}: {why}"))
 }
 
-/// An error of the parser. It shows no line of the file and no value, since one of them may be a password.
+/// An error of the parser. It shows no line of the file and no value, since these may contain a password.
 #[must_use]
 pub fn toml_error(file: &str, text: &str, error: &toml::de::Error) -> Error {
     let at = error.span().map_or(0, |span| span.start);
     let message = error.message();
     let why = match message.split_once("string \"") {
-        // The parser quotes a text that it did not expect.
+        // The parser quotes a text that it did not expect, so remove the quotation.
         Some((before, rest)) => {
             let after = rest.rsplit_once('"').map_or("", |(_, after)| after);
             format!("{before}a string{after}")
@@ -73,7 +73,7 @@ pub fn toml_error(file: &str, text: &str, error: &toml::de::Error) -> Error {
     error_at(file, text, at, &why)
 }
 
-/// A value of the file and where it stands.
+/// A value of the file and its place in the file.
 #[derive(Clone, Copy)]
 pub(crate) struct Place<'a> {
     pub(crate) file: &'a str,
@@ -81,7 +81,7 @@ pub(crate) struct Place<'a> {
 }
 
 impl<'a> Place<'a> {
-    /// What is wrong with a key or a value.
+    /// An error about a key or a value.
     pub(crate) fn error<T>(self, of: &Spanned<T>, why: &str) -> Error {
         error_at(self.file, self.text, of.span().start, why)
     }

@@ -1,6 +1,6 @@
 //! The keys of `[store.NAME]`.
 
-/// A store itself.
+/// One store.
 pub(crate) const URL: &str = "url";
 
 /// A set of stores.
@@ -14,26 +14,26 @@ pub(crate) const TO: &str = "to";
 /// What the locks are for.
 pub(crate) const PURPOSE: &str = "purpose";
 
-/// The options of a set, which has no URL for them. They are those of a URL `shards:`.
+/// The options of a set, which has no URL for them. They are the options of a URL `shards:`.
 pub(crate) const OF_A_SET: [&str; 5] = ["key", "set", "prefix", "connect-timeout", "breaker"];
 
 /// The keys of a shard that is written as a table.
 pub(crate) const STORE: &str = "store";
 pub(crate) const WEIGHT: &str = "weight";
 
-/// What a store is made of.
+/// The kinds of stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// One store.
     One,
-    /// Several, on which names are spread.
+    /// Several stores over which names are spread.
     Shards,
-    /// Two, between which locks move.
+    /// Two stores between which locks move.
     Migrate,
 }
 
 impl Kind {
-    /// The key that says so.
+    /// The key of this kind.
     pub(crate) const fn key(self) -> &'static str {
         match self {
             Self::One => URL,
@@ -42,12 +42,12 @@ impl Kind {
         }
     }
 
-    /// Its options, which stand in the URL of one store.
+    /// The other keys of this kind. The options of one store are in its URL.
     pub(crate) fn options(self) -> &'static [&'static str] {
         match self {
             Self::One => &[],
             Self::Shards => &OF_A_SET,
-            // The key says which shard a name is on.
+            // The key determines the shard of a name.
             Self::Migrate => &OF_A_SET[1..],
         }
     }

@@ -1,10 +1,10 @@
 //! The configuration file: one for the command, the library and the service, in TOML.
 //!
-//! It has the sections `[store.NAME]`, `[serve]` and `[[principal]]`. Each part reads its own sections and ignores the others,
-//! but none accepts a section that no part knows ([`check_sections`]). [`Stores`] are the stores that have names: each gives a
-//! URL that the library opens.
+//! It has the sections `[store.NAME]`, `[serve]` and `[[principal]]`. Each part reads its own sections and ignores the
+//! others, but none accepts a section that no part knows ([`check_sections`]). [`Stores`] are the named stores; each
+//! has a URL that the library opens.
 //!
-//! Nothing here knows an engine. No error quotes a value of the file, which may be a password in the wrong place.
+//! This crate knows no engine. No error quotes a value of the file, which may be a password in the wrong place.
 
 mod file;
 mod find;

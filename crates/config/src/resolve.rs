@@ -7,7 +7,7 @@ use crate::key::Kind;
 use crate::secret::refuse_password;
 use crate::stores::{Shard, Stores, What, name_of};
 
-/// What stays as it is in an option of a URL, so that a person can read it.
+/// Characters that stay as they are in an option of a URL, so that a person can read it.
 const OPTION: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b':')
     .remove(b'/')
@@ -22,15 +22,16 @@ const OPTION: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b']');
 
 impl Stores {
-    /// The URL of a store, with or without the `@` before its name. For a set of stores it is a URL `shards:` or `migrate:`.
+    /// The URL of a store, with or without the `@` before its name. For a set of stores it is a URL `shards:` or
+    /// `migrate:`.
     ///
     /// # Errors
-    /// [`Error::Config`] if there is no such store, its URL has a password, or it is made of itself.
+    /// [`Error::Config`] if there is no such store, if its URL has a password, or if it contains itself.
     pub fn url(&self, name: &str) -> Result<String> {
         self.follow(name_of(name).unwrap_or(name), &mut Vec::new())
     }
 
-    /// `way` are the stores that led here.
+    /// `way` contains the stores on the way to this one.
     fn follow<'s>(&'s self, name: &'s str, way: &mut Vec<&'s str>) -> Result<String> {
         let Some(definition) = self.stores.get(name) else {
             return Err(self.unknown(name));
@@ -92,10 +93,10 @@ impl Stores {
             checked.map_err(|error| self.error_in(set, &error))?;
             return Ok(shard.store.clone());
         };
-        // A circle is told as one, before it is told that no set is a shard.
+        // Report a circle before the error that no set is a shard.
         let url = self.follow(other, way)?;
         match self.stores.get(other).map(|definition| &definition.what) {
-            // Locks move between sets of shards as between stores.
+            // Locks move between sets of shards as they move between stores.
             Some(What::Set { kind: of, .. }) if (kind, *of) != (Kind::Migrate, Kind::Shards) => {
                 let why = format!(
                     "its shard {id} is @{other}, which is a set; a set cannot contain a set"
@@ -112,7 +113,7 @@ impl Stores {
             true => "it names no store".to_owned(),
             false => format!("it names {}", known.join(", ")),
         };
-        // Somebody may have put an @ before a URL.
+        // A user may have put an @ before a URL.
         let name = match name
             .chars()
             .all(|c| c.is_ascii_alphanumeric() || "_-".contains(c))
@@ -134,7 +135,7 @@ impl Stores {
         )
     }
 
-    /// What is wrong with a URL of a store.
+    /// An error about the URL of a store.
     fn error_in(&self, name: &str, error: &Error) -> Error {
         self.error(name, &error.to_string())
     }

@@ -1,12 +1,12 @@
-//! The file has no password.
+//! The file must not contain a password.
 
 use fencelock_core::{Result, StoreUrl};
 
-/// Refuses the URL of a store in which a password stands, also that of a shard of a set. The file is often readable for
-/// others, and is kept in repositories and backups.
+/// Refuses the URL of a store that contains a password, including the URLs of the shards of a set. Other users can
+/// often read the file, and it is kept in repositories and backups.
 ///
 /// # Errors
-/// [`Error::Config`](fencelock_core::Error::Config), also if it is no URL.
+/// [`Error::Config`](fencelock_core::Error::Config), also if the text is not a URL.
 pub fn refuse_password(url: &str) -> Result<()> {
     let parsed = StoreUrl::parse(url)?;
     if parsed.has_password() {
@@ -15,7 +15,7 @@ pub fn refuse_password(url: &str) -> Result<()> {
         ));
     }
     if ["shards", "migrate"].contains(&parsed.scheme.as_str()) {
-        // Its options are URLs, and others that are none.
+        // Some of its options are URLs.
         for (_, value) in parsed.clone().take_others(&[]) {
             if value.contains(':') {
                 refuse_password(&value)?;

@@ -1,4 +1,4 @@
-//! The stores that have names: `[store.NAME]`.
+//! The named stores: `[store.NAME]`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -32,7 +32,7 @@ pub struct Stores {
     pub(crate) stores: BTreeMap<String, Definition>,
 }
 
-/// What the file says of one store.
+/// The definition of one store in the file.
 #[derive(Clone, Debug)]
 pub(crate) struct Definition {
     pub(crate) what: What,
@@ -45,9 +45,9 @@ pub(crate) enum What {
     Url(String),
     Set {
         kind: Kind,
-        /// In the order of their ids; of two between which locks move, `from` and `to`.
+        /// In the order of their ids. For two stores between which locks move: `from` and `to`.
         shards: BTreeMap<String, Shard>,
-        /// Those of a URL `shards:` or `migrate:`.
+        /// The options of a URL `shards:` or `migrate:`.
         options: Vec<(&'static str, String)>,
     },
 }
@@ -59,7 +59,7 @@ pub(crate) struct Shard {
     pub(crate) weight: Option<i64>,
 }
 
-/// The name after the `@` of a store that has one; none for a URL.
+/// The name of a store after its `@`; `None` for a URL.
 ///
 /// ```
 /// assert_eq!(fencelock_config::name_of("@orders"), Some("orders"));
@@ -118,14 +118,14 @@ impl Stores {
         self.stores.keys().map(String::as_str)
     }
 
-    /// What the locks of a store are for, if the file says so.
+    /// The purpose of a store's locks, if the file has it.
     #[must_use]
     pub fn purpose(&self, name: &str) -> Option<Purpose> {
         self.stores.get(name)?.purpose
     }
 }
 
-/// A name needs no quotes on a command line, and is no URL.
+/// A name must need no quotes on a command line, and must not look like a URL.
 fn check_name<'a>(place: Place<'a>, name: &Spanned<std::borrow::Cow<'a, str>>) -> Result<()> {
     let text = name.get_ref();
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-".contains(c);
@@ -187,7 +187,7 @@ fn refuse_unknown(place: Place<'_>, section: &str, table: &DeTable<'_>, kind: Ki
         let key = name.get_ref().as_ref();
         if !kind.options().contains(&key) && ![kind.key(), PURPOSE].contains(&key) {
             let known = kind.known();
-            let why = format!("{section} has the unknown key {key:?}; known are {known}");
+            let why = format!("{section} has the unknown key {key:?}; the known keys are {known}");
             return Err(place.error(name, &why));
         }
     }
@@ -276,7 +276,7 @@ fn read_shard<'a>(
         .find(|(name, _)| ![STORE, WEIGHT].contains(&name.get_ref().as_ref()))
     {
         let why = format!(
-            "shard {id} has the unknown key {:?}; known are {STORE}, {WEIGHT}",
+            "shard {id} has the unknown key {:?}; the known keys are {STORE}, {WEIGHT}",
             name.get_ref()
         );
         return Err(place.error(name, &why));

@@ -1,4 +1,4 @@
-//! What the file says, and what it may not say.
+//! What the file contains, and what it must not contain.
 
 #![allow(clippy::unwrap_used)]
 
@@ -59,7 +59,7 @@ fn a_whole_file_is_read() {
     assert_eq!(stores.purpose("orders"), None);
 }
 
-/// A text, the line with what is wrong, and what the error says.
+/// A text, the line with the error, and parts of the error.
 type Wrong = (&'static str, usize, &'static [&'static str]);
 
 const WRONG: &[Wrong] = &[
@@ -140,7 +140,7 @@ const WRONG: &[Wrong] = &[
 ];
 
 #[test]
-fn what_is_not_known_names_the_line_and_what_is_known() {
+fn an_error_names_the_line_and_the_known_keys() {
     for (text, line, parts) in WRONG {
         let error = Stores::read("the-file", text).unwrap_err().to_string();
         let at = format!("configuration file the-file: line {line}: ");
@@ -152,7 +152,7 @@ fn what_is_not_known_names_the_line_and_what_is_known() {
 }
 
 #[test]
-fn sections_of_others_may_say_what_they_like() {
+fn sections_of_other_parts_may_contain_anything() {
     let text = "[serve]\nanything = [1, { a = 2 }]\n[[principal]]\nx = 1\n";
     check_sections("f", text).unwrap();
     assert_eq!(Stores::read("f", text).unwrap().names().count(), 0);
@@ -229,7 +229,7 @@ fn circles_sets_of_sets_and_unknown_names_are_refused() {
     assert!(!error.contains("hunter2"), "{error}");
 }
 
-/// Each side is a set, by the name that it has by itself.
+/// Each side is a set, with the name that it has when it is used alone.
 #[test]
 fn locks_move_between_sets_of_shards() {
     let text = r#"

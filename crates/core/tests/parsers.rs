@@ -1,12 +1,12 @@
-//! The fuzzed parsers (tools/fuzz/targets.rs) on random text for a short while: any bytes, and good texts with some bytes
-//! changed.
+//! The fuzzed parsers (tools/fuzz/targets.rs) on random text for a short while: random bytes, and valid texts with some
+//! changed bytes.
 
 #[path = "../../../tools/fuzz/targets.rs"]
 mod targets;
 
 use proptest::prelude::*;
 
-/// What each of them takes; chance starts from these.
+/// Valid inputs of each parser, from which the random changes start.
 const GOOD: [&str; 12] = [
     "redis://user:x@localhost:6379/0?claim-window=1s&prefix=a%2F",
     "redlock://a:1,b:2,c:3?quorum=2",

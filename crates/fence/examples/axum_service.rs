@@ -49,7 +49,7 @@ async fn serve() -> Result<String> {
 
 #[tokio::main]
 async fn main() -> Result<()> {
-    // The process of the successor runs the service. The sleeper gets its address.
+    // The successor's process runs the service. The sleeper gets its address.
     let address = match story::place() {
         Ok(address) => address,
         Err(_) => serve().await?,

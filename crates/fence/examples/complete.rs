@@ -11,7 +11,7 @@ use fencelock::fence::Highest;
 
 type Result<T, E = Box<dyn Error>> = std::result::Result<T, E>;
 
-/// What the lock protects. The marks of the fence are in a file beside it.
+/// What the lock protects. The marks of the fence are in a file next to it.
 struct Ledger {
     fence: Highest,
 }

@@ -1,4 +1,4 @@
-//! A file that refuses late holders: the marks are in a file beside it, and on the disk before a holder passes.
+//! A file that refuses late holders: the marks are in a file next to it, and on the disk before a holder passes.
 //!
 //! `cargo run -p fencelock-fence --example files -- DIRECTORY`
 
@@ -15,7 +15,8 @@ struct Files(PathBuf);
 
 impl Ledger for Files {
     async fn write(&self, holder: &Sequencer, text: &str) -> Result<()> {
-        // Opened for each write, because another process writes here, too. A process that is alone keeps the file open.
+        // The file is opened for each write, because another process writes here, too. A single process can keep the
+        // file open.
         let fence = Highest::open(self.0.join("marks"))?;
         fence.write(holder, || fs::write(self.0.join("ledger"), text))??;
         Ok(())

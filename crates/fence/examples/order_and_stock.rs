@@ -92,7 +92,7 @@ async fn main() -> Result<()> {
     let mut shop = Shop::open(&path)?;
     let client = fencelock::connect(format!("sqlite:{path}.locks")).await?;
     step("opened")?;
-    // If this process is killed, the next one waits for this long.
+    // If this process is killed, the next one waits until the lease of this length ends.
     let guard = client.lock("shop").ttl(Duration::from_secs(2)).await?;
     step("locked")?;
     let operation = Operation::new(&id)?.fingerprint(&format!("{apples} apples"))?;

@@ -28,7 +28,7 @@ impl Replica<String> for Directory {
     }
 
     async fn write(&self, holder: &Sequencer, text: &String) -> Result<(), FenceError> {
-        // With the token, by which readers find the latest value.
+        // Store the token, by which readers find the latest value.
         let entry = format!("{} {text}", holder.token);
         let write = || fs::write(self.0.join("ledger"), entry);
         let written = self.marks()?.write(holder, write)?;

@@ -15,7 +15,7 @@ struct Nodes(Client);
 
 impl Nodes {
     async fn open(address: &str) -> Result<Self> {
-        // Long, so that the sleeper's session has not ended when it wakes up.
+        // Long enough that the sleeper's session has not ended when it wakes up.
         let connector = Client::connector().with_session_timeout(Duration::from_secs(30));
         let client = connector.connect(address).await?;
         let options = CreateMode::Persistent.with_acls(Acls::anyone_all());

@@ -88,7 +88,7 @@ pub enum FenceError {
     )]
     #[non_exhaustive]
     TooFew {
-        /// What they were to do: "be marked" or "be written".
+        /// The action: "be marked" or "be written".
         action: &'static str,
         /// How many succeeded.
         done: usize,

@@ -15,15 +15,15 @@ use crate::marks::Marks;
 /// The start of the header in every version.
 const FORMAT: &str = "fencelock marks ";
 const HEADER: &str = "fencelock marks 1\n";
-/// The file is rewritten when it has so many lines more than twice the names.
+/// The file is rewritten when it has this many lines more than twice the number of names.
 const SPARE_LINES: usize = 4096;
 
-/// The open file. No other process has it open meanwhile.
+/// The open file. No other process has it open at the same time.
 #[derive(Debug)]
 pub(crate) struct MarksFile {
     path: PathBuf,
     file: File,
-    /// Locked. It is a file of its own, because rewriting replaces the file of marks.
+    /// Locked. The lock is a separate file, because rewriting replaces the file of marks.
     lock: File,
     /// The end of the last complete line.
     good: u64,
@@ -35,8 +35,8 @@ pub(crate) struct MarksFile {
 impl MarksFile {
     /// Opens or creates the file. With `wait` it waits while another process has it open.
     ///
-    /// The file is rewritten before its marks are used: a line that can be read may not be on the disk yet, if a process ended
-    /// before it synced the line, or if the sync failed.
+    /// The file is rewritten before its marks are used. A line that can be read may not be on the disk yet: a process
+    /// may have ended before it synced the line, or the sync may have failed.
     pub(crate) fn open(path: &Path, wait: bool) -> Result<(Self, HashMap<LockName, Marks>)> {
         let at = |action| move |cause: io::Error| failed(path, action, cause);
         let path = &resolved(path).map_err(at("find"))?;
@@ -84,15 +84,15 @@ impl MarksFile {
                 },
             };
             locked.map_err(|cause| failed(&beside, "lock", cause))?;
-            // If it was deleted after it was opened, it keeps no other process out.
+            // If the file was deleted after it was opened, its lock keeps no other process out.
             if is_at(&lock, &beside).map_err(|cause| failed(&beside, "find", cause))? {
                 return Ok(lock);
             }
         }
     }
 
-    /// Whether the paths still name the files of this process. Otherwise another process may have created new ones, and may
-    /// be the fence by now.
+    /// Whether the paths still name the files of this process. Otherwise another process may have created new files,
+    /// and may already be the fence.
     pub(crate) fn check_place(&self) -> Result<()> {
         let at = |action| move |cause: io::Error| failed(&self.path, action, cause);
         let beside = lock_of(&self.path);
@@ -106,8 +106,7 @@ impl MarksFile {
         Err(FenceError::damaged(self.path.display().to_string(), why))
     }
 
-    /// Writes the marks of one name. They are on the disk when this returns `Ok`. After an error no holder may pass with
-    /// them.
+    /// Writes the marks of one name. After `Ok` they are on the disk. After an error no holder may pass with them.
     pub(crate) fn append(
         &mut self,
         name: &LockName,
@@ -121,21 +120,21 @@ impl MarksFile {
         let line = line(name, marks);
         let written = self.file.write_all(line.as_bytes());
         if let Err(cause) = written {
-            // No part of the line may stay before the next one.
+            // No part of an incomplete line may remain before the next line.
             let undone = self.file.set_len(self.good);
             let undone = undone.and_then(|()| self.file.seek(SeekFrom::Start(self.good)));
             self.broken = undone.is_err();
             return Err(failed(&self.path, "write", cause));
         }
         if let Err(cause) = self.file.sync_data() {
-            // The system may have dropped the pages, and reports that only once.
+            // The system may have dropped the pages. It reports that only once.
             self.broken = true;
             return Err(failed(&self.path, "sync", cause));
         }
         self.good += line.len() as u64;
         self.lines += 1;
-        // After the write, so that a process that replaces this one later reads the line. Before rewriting, which would
-        // replace the file of another process.
+        // Check after the write, so that a process that replaces this one later reads the line. Check before rewriting,
+        // which would replace the file of another process.
         if let Err(error) = self.check_place() {
             self.broken = true;
             return Err(error);
@@ -153,7 +152,8 @@ impl MarksFile {
             Ok((file, good)) => {
                 (self.file, self.good) = (file, good);
                 self.lines = all.len().max(1);
-                // Without the sync, a crash may bring the old file back, without the lines that are appended from now on.
+                // Without the sync, a crash may bring back the old file, without the lines that are appended from now
+                // on.
                 self.broken = sync_directory(&self.path).is_err();
             }
             Err(error) => {
@@ -164,7 +164,7 @@ impl MarksFile {
     }
 }
 
-/// The path without symbolic links: so the file has one lock, and a link stays a link when the file is replaced.
+/// The path without symbolic links. So the file has one lock, and a link stays a link when the file is replaced.
 fn resolved(path: &Path) -> io::Result<PathBuf> {
     match (fs::canonicalize(path), path.file_name()) {
         (Err(error), Some(name)) if error.kind() == io::ErrorKind::NotFound => {
@@ -214,7 +214,8 @@ fn read(path: &Path, text: &[u8]) -> Result<HashMap<LockName, Marks>> {
         line += 1;
         match parse(&rest[..end]) {
             Some((name, of_name)) => marks.insert(name, of_name),
-            // The last line may be incomplete, with a newline that was on the disk before. It was never synced.
+            // The last line may be incomplete, and a newline after it may have been on the disk before. It was never
+            // synced.
             None if rest.len() == end + 1 => break,
             None => {
                 return damaged(&format!(
@@ -246,7 +247,7 @@ fn replace<'a>(
     Ok((file, text.len() as u64))
 }
 
-/// Gives `new` the owner and the permissions of the file that it replaces, if this process may.
+/// Gives the new file the owner and the permissions of the file that it replaces, if this process may do so.
 fn inherit(new: &File, path: &Path) {
     let Ok(old) = fs::metadata(path) else {
         return;
@@ -287,7 +288,7 @@ fn sync_directory(path: &Path) -> io::Result<()> {
     File::open(directory(path))?.sync_all()
 }
 
-/// `<checksum> <marks> <percent-encoded name>` and a newline.
+/// A line: `<checksum> <marks> <percent-encoded name>` and a newline.
 fn line(name: &LockName, marks: Marks) -> String {
     let name = utf8_percent_encode(name.as_str(), NON_ALPHANUMERIC);
     let text = format!("{marks} {name}");

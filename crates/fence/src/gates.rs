@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 #[derive(Debug)]
 pub(crate) struct Gates<K, G> {
     gates: HashMap<K, Weak<G>>,
-    /// Unused gates are removed when there are so many.
+    /// Unused gates are removed when the number of gates reaches this limit.
     sweep_at: usize,
 }
 

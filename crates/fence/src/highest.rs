@@ -41,7 +41,7 @@ pub struct Highest {
 #[derive(Debug)]
 struct State {
     memory: Mutex<Memory>,
-    /// Whether `memory` may stay locked for as long as the disk takes.
+    /// Whether a thread may hold the mutex of `memory` while it waits for the disk.
     on_disk: bool,
     /// For each lock, the holders that have passed and still write.
     gates: Mutex<Gates<LockName, RwLock<()>>>,
@@ -81,7 +81,7 @@ pub(crate) enum Gate {
 }
 
 impl Highest {
-    /// A fence that ends with the process, for a resource that does so, too.
+    /// A fence that ends with the process, for a resource that also ends with the process.
     ///
     /// ```
     /// # use fencelock_fence::*;
@@ -107,9 +107,9 @@ impl Highest {
         Self { state }
     }
 
-    /// A fence that remembers in a file, which is created if there is none. Waits while another process has it open: the
-    /// file, and `PATH.lock` beside it, belong to one process at a time. If one of the two is deleted or replaced, no holder
-    /// passes any more ([`FenceError::Damaged`]) until the file is opened again.
+    /// A fence that remembers in a file. Creates the file if it does not exist. Waits while another process has it
+    /// open: the file, and `PATH.lock` next to it, belong to one process at a time. If one of the two is deleted or
+    /// replaced, no holder passes any more ([`FenceError::Damaged`]) until the file is opened again.
     ///
     /// # Errors
     /// [`FenceError::Write`] if the file cannot be opened or written, [`FenceError::Damaged`] if it is not a file of marks,
@@ -166,7 +166,8 @@ impl Highest {
     /// Checks a holder and runs `write` in one step: no holder that excludes it passes before `write` has returned. The mark
     /// stays raised whatever `write` does.
     ///
-    /// Blocks the thread while excluded holders write, and for the disk. In async code use [`Highest::enter`].
+    /// Blocks the thread while excluded holders write, and while the disk is busy. In async code use
+    /// [`Highest::enter`].
     ///
     /// # Errors
     /// [`FenceError::Stale`] if the holder was superseded, and errors of the file. Then `write` has not run.
@@ -296,7 +297,7 @@ impl Highest {
         let before = marks.get(&sequencer.name).copied().unwrap_or_default();
         let after = before.judge(sequencer)?;
         if after == before {
-            // Another process may use the file by now, and may have let a later holder pass.
+            // Another process may use the file by now, and a later holder may have passed there.
             return file.as_ref().map_or(Ok(()), MarksFile::check_place);
         }
         if let Some(file) = file {

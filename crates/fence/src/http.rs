@@ -13,9 +13,9 @@
 //! | makes the service panic | 500 |
 //! | has an `Idempotency-Key` that was answered before ([`FenceLayer::answer_once`]) | the first answer |
 //!
-//! A request that has passed is handled to its end in a task of its own, even if its client disconnects or a timeout outside
-//! of the layer drops it: its write may be in flight, and the next holder must wait for its end. So the layer needs a tokio
-//! runtime with its timer enabled.
+//! A request that has passed is handled to its end in a task of its own, even if its client disconnects or a timeout
+//! outside the layer drops it. Its write may be in flight, and the next holder must wait for its end. So the layer
+//! needs a tokio runtime with its timer enabled.
 
 use std::fmt;
 use std::pin::Pin;
@@ -286,8 +286,8 @@ where
                 Ok(Verdict::Done(answer)) => return Ok(answer.again()),
                 Err(problem) => return Ok(problem.into_response()),
             };
-            // In a task of its own: when the client disconnects, this future is dropped, and the handler's write may be in
-            // flight. The gate opens after it.
+            // Run it in its own task. When the client disconnects, this future is dropped, but the handler's write may
+            // be in flight. The gate opens only after the task has ended.
             let handle = async move {
                 let _pass = pass;
                 inner.call(request).await
@@ -304,7 +304,7 @@ where
     }
 }
 
-/// What the service answers, if it does not panic.
+/// The answer of the service, if the service does not panic.
 async fn answer_of<R: From<Vec<u8>>, E>(
     handler: JoinHandle<Result<Response<R>, E>>,
 ) -> Result<Response<R>, E> {
@@ -353,7 +353,7 @@ impl Fence {
         let Some(sequencer) = self.sequencer(parts, &lock)? else {
             return Ok(Verdict::Free);
         };
-        // Before the gate: the answer of a finished operation does not depend on the present holder.
+        // Before the gate, since the answer of a finished operation does not depend on the present holder.
         let first = match self.look_up(parts, &sequencer).await? {
             Some(Lookup::Done(answer)) => return Ok(Verdict::Done(answer)),
             Some(Lookup::First(first)) => Some(first),
@@ -378,7 +378,7 @@ impl Fence {
         }
     }
 
-    /// Whether the operation of the request was done; `None` if it names none.
+    /// Whether the operation of the request was done; `None` if the request names no operation.
     async fn look_up(
         &self,
         parts: &Parts,
@@ -401,8 +401,8 @@ impl Fence {
         let gate = tokio::time::timeout(self.wait, self.highest.gate(sequencer)).await;
         let gate = gate.map_err(|_| Problem::busy(lock, self.wait))?;
         if let Some(client) = &self.client {
-            // After waiting for the gate, so that the answer is fresh. Before raising the marks, so that a sequencer that was
-            // never granted keeps no holder out.
+            // After the wait for the gate, so that the answer is fresh. Before the marks are raised, so that a
+            // sequencer that was never granted keeps no holder out.
             self.highest.judge(sequencer).await.map_err(refuse)?;
             match client.check(sequencer).await {
                 Ok(true) => {}

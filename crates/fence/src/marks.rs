@@ -17,7 +17,7 @@ use crate::error::Stale;
 /// # let holder = "fl1:x:34:00112233445566778899aabbccddeeff:ledger".parse()?;
 /// let marks = Marks::default().judge(&holder)?;
 /// assert_eq!((marks.exclusive, marks.top), (34, 34));
-/// let text = marks.to_string(); // to be stored beside the data
+/// let text = marks.to_string(); // to be stored with the data
 /// assert_eq!(text.parse(), Ok(marks));
 /// # Ok(())
 /// # }

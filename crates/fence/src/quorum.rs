@@ -13,9 +13,9 @@ use crate::error::{FenceError, Result};
 
 /// One replica. It keeps marks by the rule of [`Marks`](crate::Marks), and remembers them over a restart.
 ///
-/// A [`Quorum`] makes one call at a time to a replica, so that two writes of one holder come in order. The next call waits for
-/// the end of the one before, so give each call a time limit. A request that was given up must not arrive after the next
-/// one: close its connection.
+/// A [`Quorum`] makes one call at a time to a replica, so that two writes of one holder arrive in order. The next call
+/// waits for the end of the previous one, so give each call a time limit. A request that was given up must not arrive
+/// after the next one: close its connection.
 ///
 /// ```
 /// # use std::sync::Mutex;
@@ -52,9 +52,9 @@ pub trait Replica<W>: Send + Sync + 'static {
 
 /// A resource on N replicas. A holder **first marks a majority**, and then writes to a majority.
 ///
-/// Two majorities have a replica in common. So after [`Quorum::mark`] has returned, no write of an earlier holder succeeds
-/// any more. Each replica keeps the token of a write beside the value; readers ask a majority and take the value with the
-/// highest token.
+/// Two majorities have a replica in common. So after [`Quorum::mark`] has returned, no write of an earlier holder
+/// succeeds any more. Each replica stores the token of a write with the value. Readers ask a majority and take the
+/// value with the highest token.
 ///
 /// A write that is refused, or that reaches too few replicas, may have changed a minority of them. A write in flight may do
 /// so later. So a new holder marks, reads from a majority, and **writes back the value that it relies on**, even if it does
@@ -100,7 +100,7 @@ pub struct Quorum<R> {
 struct Turn(Mutex<Option<oneshot::Receiver<()>>>);
 
 impl Turn {
-    /// Returns the end of the call to wait for, and what the next call drops at its own end.
+    /// Returns the end of the previous call, to wait for, and what the next call drops at its own end.
     fn take(&self) -> (Option<oneshot::Receiver<()>>, oneshot::Sender<()>) {
         let (done, end) = oneshot::channel();
         let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -278,16 +278,16 @@ impl<R> Quorum<R> {
             let (before, done) = turn.take();
             calls.spawn(async move {
                 if let Some(before) = before {
-                    // Always an error, because the other end is dropped.
+                    // The result is always an error, because the other end is dropped.
                     let _ = before.await;
                 }
-                // Nobody receives it after the decision.
+                // After the decision nobody receives it.
                 drop(results.send(call.await));
                 drop(done);
             });
         }
         drop(results);
-        // Slow replicas still do their part.
+        // Slow replicas still carry out their requests.
         calls.detach_all();
         let (mut done, mut failures) = (0, Vec::new());
         while done < needed && failures.len() + needed <= of {
@@ -301,7 +301,7 @@ impl<R> Quorum<R> {
         if done >= needed {
             return Ok(());
         }
-        // A refusal matters most, and of several the one with the highest token.
+        // A refusal is the most important error. Of several refusals, report the one with the highest token.
         let won = |failure: &FenceError| failure.stale().map(|stale| stale.won);
         let highest =
             (0..failures.len()).max_by_key(|at| (won(&failures[*at]), std::cmp::Reverse(*at)));

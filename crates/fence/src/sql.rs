@@ -1,4 +1,4 @@
-//! Fences in a database: the marks are stored beside the data, and the check is part of the statement, or of the
+//! Fences in a database: the marks are stored with the data, and the check is part of the statement, or of the
 //! transaction, that writes.
 //!
 //! This module makes the text of the statements; any driver can run them. Tokens and claim ids are literals in it (they

@@ -29,7 +29,8 @@ pub struct ZooKeeperFence {
 }
 
 impl ZooKeeperFence {
-    /// A fence whose marks are at `path`. If it creates the node, everybody may write it; see [`ZooKeeperFence::acls`].
+    /// A fence whose marks are at `path`. If it creates the node, every client may write to it; see
+    /// [`ZooKeeperFence::acls`].
     ///
     /// ```
     /// # use fencelock_fence::zookeeper::ZooKeeperFence;
@@ -116,7 +117,8 @@ impl ZooKeeperFence {
                     drop(done.drain(..1));
                     return Ok(done);
                 }
-                // The first operation is that on the marks: another holder passed meanwhile, or the read was out of date.
+                // The first operation is the one on the marks: another holder passed meanwhile, or the read was out of
+                // date.
                 Err(MultiWriteError::OperationFailed { index: 0, source })
                     if matches!(
                         (found.is_some(), &source),

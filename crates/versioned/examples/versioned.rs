@@ -10,7 +10,7 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     bank.execute_batch("CREATE TABLE accounts (id INTEGER PRIMARY KEY, balance INTEGER NOT NULL)")?;
     let accounts = Versioned::new("accounts")?;
     bank.execute_batch(&accounts.add_column())?;
-    // Writers that ignore the version are noticed, too.
+    // Writers that ignore the version are also noticed.
     for trigger in accounts.triggers(Dialect::Sqlite) {
         bank.execute_batch(&trigger)?;
     }

@@ -1,7 +1,7 @@
-//! Which errors of a driver mean a conflict with another writer. The whole transaction is then to be repeated.
+//! Which errors of a driver mean a conflict with another writer. After such an error, repeat the whole transaction.
 
-/// Whether MySQL or MariaDB rolled a transaction back because of another one: a deadlock, or a lock wait that took too
-/// long. Repeat the whole transaction.
+/// Whether MySQL or MariaDB rolled a transaction back because of another one: after a deadlock, or after a lock wait
+/// that took too long. Repeat the whole transaction.
 ///
 /// ```
 /// # use fencelock_versioned::is_mysql_conflict;
@@ -16,8 +16,8 @@ pub fn is_mysql_conflict(error: &mysql_async::Error) -> bool {
     matches!(error, mysql_async::Error::Server(server) if matches!(server.code, 1020 | 1205 | 1213))
 }
 
-/// Whether PostgreSQL rolled a transaction back because of another one: a deadlock, a failed serialization, or a lock wait
-/// that took too long. Repeat the whole transaction.
+/// Whether PostgreSQL rolled a transaction back because of another one: after a deadlock, a failed serialization, or a
+/// lock wait that took too long. Repeat the whole transaction.
 ///
 /// ```no_run
 /// # use fencelock_versioned::is_postgres_conflict;

@@ -1,19 +1,19 @@
 //! Versioned rows: optimistic concurrency control, without a lock. Read a row with its version, write it only if the version
 //! is still the same, and otherwise read again.
 //!
-//! This fits where conflicts are rare and a repeated attempt costs little. No writer waits for another, and none has to be
-//! declared dead. Where conflicts are common, a lock is cheaper.
+//! This fits where conflicts are rare and a repeated attempt costs little. No writer waits for another, and none must
+//! be declared dead. Where conflicts are common, a lock is cheaper.
 //!
 //! [`Versioned`] makes the text of the statements; any driver can run them. What often goes wrong with home-made versions:
 //!
-//! * *A, B, A*: comparing the value instead of a version does not notice that the value was changed and changed back.
-//!   Versions only grow.
+//! * *A, B, A*: a comparison of the value instead of the version does not notice that the value was changed and changed
+//!   back. Versions only grow.
 //! * *Delete and insert*: a new row starts with a version that the old row had. With the triggers of
 //!   [`Versioned::triggers`] it starts with another one.
-//! * *Writers that ignore the version*: an `UPDATE` that does not count the version up goes unnoticed. The triggers count
-//!   it up.
-//! * *Several rows*: write all of them in one transaction, and roll it back if one has changed. Write them in the same order
-//!   everywhere, or be ready for deadlocks, which [`retry`] handles like conflicts.
+//! * *Writers that ignore the version*: an `UPDATE` that does not increase the version goes unnoticed. The triggers
+//!   increase it.
+//! * *Several rows*: write all of them in one transaction, and roll it back if one row has changed. Write them in the
+//!   same order everywhere. Otherwise deadlocks may occur, which [`retry`] handles like conflicts.
 //!
 //! ```
 //! # use fencelock_versioned::{Version, Versioned};

@@ -19,11 +19,11 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Retry {
-    /// The number of attempts at most.
+    /// The maximum number of attempts.
     pub max_attempts: u32,
-    /// The length of the first pause. Each further pause is about twice as long as the one before.
+    /// The length of the first pause. Each further pause is about twice as long as the previous one.
     pub first_pause: Duration,
-    /// No pause is longer.
+    /// The maximum length of a pause.
     pub max_pause: Duration,
 }
 
@@ -60,7 +60,7 @@ impl Retry {
         self
     }
 
-    /// The pause after so many attempts. Up to half of it is random, so that two writers do not meet again.
+    /// The pause after this number of attempts. Up to half of it is random, so that two writers do not collide again.
     fn pause(&self, attempts: u32) -> Duration {
         let grown = self
             .first_pause
@@ -154,8 +154,8 @@ impl<E> From<E> for NotWritten<E> {
     }
 }
 
-/// Repeats an attempt until it has written. Each attempt reads again, decides, and writes. An attempt in a transaction rolls
-/// it back before it returns [`Attempt::Changed`].
+/// Repeats an attempt until it has written. Each attempt reads again, decides, and writes. If an attempt uses a
+/// transaction, it rolls the transaction back before it returns [`Attempt::Changed`].
 ///
 /// # Errors
 /// [`NotWritten::Contended`] after the last attempt, [`NotWritten::Failed`] with the first error.
@@ -248,7 +248,7 @@ mod tests {
     };
 
     #[test]
-    fn tries_so_often_and_no_more() {
+    fn tries_at_most_this_often() {
         let mut tries = 0;
         let contended = retry_blocking(QUICK, || {
             tries += 1;

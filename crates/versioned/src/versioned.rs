@@ -150,11 +150,11 @@ impl Versioned {
         format!("ALTER TABLE {} ADD COLUMN {}", self.table, self.column())
     }
 
-    /// The statements that make the database itself keep the versions. Run them once, one at a time; they replace what they
-    /// created before.
+    /// The statements that make the database itself keep the versions. Run them once, one at a time. They replace what
+    /// they created before.
     ///
-    /// Every `UPDATE` then counts the version up, even one that ignores it. And a new row starts with a version that no
-    /// earlier row with its key has had.
+    /// Then every `UPDATE` increases the version, even an `UPDATE` that ignores it. And a new row starts with a version
+    /// that no earlier row with its key has had.
     ///
     /// On MySQL with a binary log the user needs `log_bin_trust_function_creators` or more. On SQLite the table needs a
     /// `rowid`.
@@ -238,7 +238,7 @@ impl Versioned {
         ]
     }
 
-    /// Reads the version and then these columns.
+    /// Reads the version, followed by these columns.
     ///
     /// ```
     /// # use fencelock_versioned::*;

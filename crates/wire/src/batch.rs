@@ -8,7 +8,7 @@ use crate::problem::Problem;
 #[cfg(feature = "openapi")]
 use crate::schema;
 
-/// Up to [`MOST_IN_BATCH`](crate::MOST_IN_BATCH) requests about claims of one key, each claim once.
+/// Up to [`MOST_IN_BATCH`](crate::MOST_IN_BATCH) requests about claims of one key. Each claim appears once.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
@@ -18,7 +18,7 @@ pub struct Batch {
     pub claims: Vec<BatchOne>,
 }
 
-/// One of them: either `take` or `release`.
+/// One request of a batch: either `take` or `release`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
@@ -34,23 +34,23 @@ pub struct BatchOne {
     pub release: Option<Release>,
 }
 
-/// The answer to one of them, on a line of its own. Lines come in the order in which the answers are known.
+/// The answer to one request of a batch, on its own line. The lines come in the order in which the answers are known.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct BatchAnswer {
     /// The claim.
     #[cfg_attr(feature = "openapi", schema(value_type = schema::ClaimId))]
     pub claim: ClaimId,
-    /// The status that the request would have had alone.
+    /// The status of the same request outside a batch.
     pub status: u16,
-    /// After how many seconds to ask again, if that is told.
+    /// After how many seconds to ask again, if the service says so.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retry_after_s: Option<u32>,
-    /// The body that the request would have had alone.
+    /// The body of the answer to the same request outside a batch.
     pub body: BatchBody,
 }
 
-/// What stands in an answer, by its status.
+/// The content of an answer, by its status.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(untagged)]

@@ -9,14 +9,15 @@ use crate::mode::ModeWord;
 #[cfg(feature = "openapi")]
 use crate::schema;
 
-/// The lease of a request that names none, where the service offers leases that long; else its longest.
+/// The lease of a request that names no lease, if the service allows leases of this length. Otherwise it is the longest
+/// allowed lease.
 pub const DEFAULT_TTL_MS: u64 = 30_000;
 
 pub(crate) const fn default_ttl_ms() -> u64 {
     DEFAULT_TTL_MS
 }
 
-/// Takes a lock, joins the queue, or goes on waiting.
+/// Takes a lock, joins the queue, or continues to wait.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
@@ -24,26 +25,26 @@ pub struct Take {
     /// The lock.
     #[cfg_attr(feature = "openapi", schema(value_type = schema::LockName))]
     pub name: LockName,
-    /// How it is to be held.
+    /// The mode.
     #[serde(default)]
     pub mode: ModeWord,
     /// How many permits there are; with mode permit only.
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<schema::PermitCount>))]
     pub permit_count: Option<NonZeroU32>,
-    /// The lease; by default 30000, or the longest that there is.
+    /// The lease. The default is 30000, or the longest allowed lease if that is shorter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl_ms: Option<u64>,
-    /// For how much longer the store keeps a lock whose holder vanished.
+    /// How much longer the store keeps a lock whose holder disappeared.
     #[serde(default)]
     pub lock_delay_ms: u64,
-    /// Whether to wait in the queue if the lock cannot be had at once.
+    /// Whether to wait in the queue if the lock is not free.
     #[serde(default)]
     pub queue: bool,
-    /// How long the answer may take; the service answers sooner if it must.
+    /// The maximum time until the answer. The service answers sooner if it must.
     #[serde(default)]
     pub wait_ms: u64,
-    /// Who claims, for people.
+    /// The owner, for people.
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(max_length = 200))]
     pub owner: String,
@@ -53,7 +54,7 @@ pub struct Take {
     pub label: Option<String>,
 }
 
-/// A constant word of an answer, so that no answer can be taken for another.
+/// A constant word of an answer, so that one answer cannot be taken for another.
 macro_rules! word {
     ($(#[$doc:meta])* $name:ident $variant:ident) => {
         $(#[$doc])*
@@ -92,13 +93,13 @@ pub struct Granted {
     /// The grant as a text for the protected resource.
     #[cfg_attr(feature = "openapi", schema(value_type = schema::Sequencer))]
     pub sequencer: String,
-    /// How it is held.
+    /// The mode.
     pub mode: ModeWord,
-    /// How long the client may believe, from when it sent the request.
+    /// How long the client may believe that it holds, from when it sent the request.
     pub lease_ms_since_sent: u64,
-    /// Whether that is the whole lease. If not, the first renewal brings it.
+    /// Whether that is the whole lease. If not, the first renewal makes it the whole lease.
     pub full_ttl: bool,
-    /// Whether somebody asked for the lock.
+    /// Whether another client asked for the lock.
     pub release_requested: bool,
 }
 
@@ -108,11 +109,11 @@ pub struct Granted {
 pub struct Waiting {
     /// Always `waiting`.
     pub state: WordWaiting,
-    /// How many waiters are before this one; null where the store keeps no order.
+    /// How many waiters are before this one; null if the store keeps no order.
     pub ahead: Option<u64>,
-    /// The place lapses so long after this request was sent, unless the client asks again.
+    /// The place in the queue ends this long after the request was sent, unless the client asks again.
     pub poll_within_ms: u64,
-    /// Why the store grants nothing to anybody at this time, if that is so.
+    /// Why the store grants nothing to any client at this time, if that is so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stalled: Option<String>,
 }
@@ -125,31 +126,31 @@ pub struct Renew {
     /// The lock.
     #[cfg_attr(feature = "openapi", schema(value_type = schema::LockName))]
     pub name: LockName,
-    /// The token of the grant that is meant.
+    /// The token of the grant that is renewed.
     #[cfg_attr(feature = "openapi", schema(value_type = schema::Token))]
     pub token: Token,
-    /// The lease, as it was asked for first.
+    /// The lease, as in the first request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl_ms: Option<u64>,
-    /// Whether the lease may end sooner than before. Without that a renewal never shortens a lease, so that one which arrives once
-    /// more takes nothing from a later one.
+    /// Whether the lease may end sooner than before. Without this, a renewal never shortens a lease. So a renewal that
+    /// arrives a second time takes nothing from a later one.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shorten: bool,
-    /// As it was asked for first.
+    /// As in the first request.
     #[serde(default)]
     pub lock_delay_ms: u64,
-    /// As it was asked for first.
+    /// As in the first request.
     #[serde(default)]
     pub mode: ModeWord,
-    /// As it was asked for first.
+    /// As in the first request.
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<schema::PermitCount>))]
     pub permit_count: Option<NonZeroU32>,
-    /// As it was asked for first.
+    /// As in the first request.
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(max_length = 200))]
     pub owner: String,
-    /// As it was asked for first.
+    /// As in the first request.
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(max_length = 255))]
     pub label: Option<String>,
@@ -164,15 +165,15 @@ pub struct Renewed {
     /// The token of the grant.
     #[cfg_attr(feature = "openapi", schema(value_type = schema::Token))]
     pub token: Token,
-    /// How long the client may believe, from when it sent the request.
+    /// How long the client may believe that it holds, from when it sent the request.
     pub lease_ms_since_sent: u64,
     /// Whether that is the whole lease.
     pub full_ttl: bool,
-    /// Whether somebody asked for the lock.
+    /// Whether another client asked for the lock.
     pub release_requested: bool,
 }
 
-/// How to leave.
+/// How to release.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
@@ -192,25 +193,25 @@ pub struct Release {
     /// The lock.
     #[cfg_attr(feature = "openapi", schema(value_type = schema::LockName))]
     pub name: LockName,
-    /// How to leave.
+    /// How to release.
     #[serde(default)]
     pub how: How,
-    /// As it was asked for.
+    /// As in the first request.
     #[serde(default)]
     pub mode: ModeWord,
-    /// As it was asked for.
+    /// As in the first request.
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<schema::PermitCount>))]
     pub permit_count: Option<NonZeroU32>,
-    /// As it was asked for.
+    /// As in the first request.
     #[serde(default)]
     pub lock_delay_ms: u64,
-    /// As it was asked for.
+    /// As in the first request.
     #[serde(default = "default_ttl_ms")]
     pub ttl_ms: u64,
 }
 
-/// What a release found.
+/// The state that a release found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
@@ -229,7 +230,7 @@ pub enum Outcome {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Released {
-    /// What was found.
+    /// The state that was found.
     pub released: Outcome,
 }
 

@@ -1,5 +1,5 @@
-//! Who may speak for a claim: a client draws a key, and the ids of its claims begin with a digest of that key. So the
-//! service checks each request without having stored anything.
+//! Who may make requests about a claim. A client makes a key, and the ids of its claims begin with a digest of that
+//! key. So the service can check each request without stored data.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,11 +12,11 @@ use subtle::ConstantTimeEq;
 #[derive(Clone, PartialEq, Eq)]
 pub struct ClaimKey {
     text: String,
-    /// Digested once, since every request compares it.
+    /// Computed once, since every request compares it.
     claim_ids: [u8; 10],
 }
 
-/// This is no claim key. (The text itself is not repeated: it may be one with a typing error.)
+/// The text is no claim key. The error does not repeat the text, which may be a key with a typing error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BadKey;
 
@@ -51,19 +51,19 @@ impl ClaimKey {
         Self { text, claim_ids }
     }
 
-    /// The text, which a request carries in [`KEY`](crate::KEY).
+    /// The text, which a request sends in the header [`KEY`](crate::KEY).
     #[must_use]
     pub fn secret(&self) -> &str {
         &self.text
     }
 
-    /// The ten bytes with which the ids of this key's claims begin: the first of SHA-256 over its text.
+    /// The first ten bytes of the ids of this key's claims: the first bytes of the SHA-256 of its text.
     #[must_use]
     pub const fn claim_ids(&self) -> [u8; 10] {
         self.claim_ids
     }
 
-    /// Whether the claim is one of this key's. It takes as long for each wrong one.
+    /// Whether the claim belongs to this key. The comparison takes the same time for each wrong claim.
     #[must_use]
     pub fn speaks_for(&self, claim: &ClaimId) -> bool {
         self.claim_ids.ct_eq(&claim.as_bytes()[..10]).into()

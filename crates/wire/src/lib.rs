@@ -1,4 +1,4 @@
-//! What the lock service and its clients say to each other: JSON bodies, headers, problems, and the key of a claim.
+//! The protocol between the lock service and its clients: JSON bodies, headers, problems, and the key of a claim.
 //!
 //! Every duration is a whole number of milliseconds, and its member ends in `_ms`. A duration in an answer counts from when
 //! the client **sent** the request that it answers. Requests refuse members that they do not know; answers may have more
@@ -36,13 +36,13 @@ pub use time::{millis, millis_up};
 /// The header with the [key](ClaimKey) of the claims that a request is about.
 pub const KEY: &str = "fencelock-key";
 
-/// The header that names a replica: in every answer the one that answers, in a request the one that is meant.
+/// The header that names a replica. In an answer: the replica that answers. In a request: the replica that is meant.
 pub const REPLICA: &str = "fencelock-replica";
 
-/// How many claims one request renews at most.
+/// The maximum number of claims that one request renews.
 pub const MOST_RENEWALS: usize = 500;
 
-/// How many requests one batch has at most.
+/// The maximum number of requests in one batch.
 pub const MOST_IN_BATCH: usize = 128;
 
 /// The media type of answers with one JSON value on each line.
@@ -51,14 +51,14 @@ pub const LINES: &str = "application/x-ndjson";
 /// The feature of a service that answers batches.
 pub const BATCH: &str = "batch";
 
-/// The feature of a service that tells the place of a claim at once, and on a second line what comes of it.
+/// The feature of a service that answers with the place of a claim at once, and with its result on a second line.
 pub const PLACE: &str = "place";
 
 /// The feature of a service whose renewals never shorten a lease, unless they say that they may.
 pub const SHORTEN: &str = "shorten";
 
-/// The feature of a service that leaves out of a stream of events what this parameter of it names.
+/// The feature of a service that omits from a stream of events what this parameter of the stream names.
 pub const WITHOUT: &str = "without";
 
-/// How long the name of an owner may be, in bytes. The service puts the name of the principal before it.
+/// The maximum length of an owner's name, in bytes. The service puts the name of the principal before it.
 pub const MOST_OWNER_BYTES: usize = 200;

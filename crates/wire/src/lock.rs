@@ -1,4 +1,4 @@
-//! A lock as others see it, and what they can do about it.
+//! A lock as other clients see it, and what they can do about it.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -22,31 +22,31 @@ pub struct Lock {
     /// The highest token of its holders; null if it is free.
     #[cfg_attr(feature = "openapi", schema(value_type = Option<schema::Token>))]
     pub token: Option<Token>,
-    /// Who holds it.
+    /// The holders.
     pub holders: Vec<Holder>,
-    /// Who waits, in order where the store keeps one.
+    /// The waiters, in order if the store keeps an order.
     pub waiters: Vec<Waiter>,
 }
 
-/// Who holds a lock.
+/// A holder of a lock.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Holder {
-    /// For people.
+    /// The owner, for people.
     pub owner: String,
     /// The fencing token; null if the store does not know it yet.
     #[cfg_attr(feature = "openapi", schema(value_type = Option<schema::Token>))]
     pub token: Option<Token>,
-    /// How it is held.
+    /// The mode.
     pub mode: ModeWord,
     /// How many permits there are; with mode permit only.
     #[cfg_attr(feature = "openapi", schema(value_type = Option<schema::PermitCount>))]
     pub permit_count: Option<NonZeroU32>,
-    /// For how long the store keeps the lock, its lock-delay included; null if it does not know.
+    /// How long the store still keeps the lock, including the lock-delay; null if it does not know.
     pub ttl_left_ms: Option<u64>,
-    /// How much of that is lock-delay.
+    /// How much of that time is lock-delay.
     pub lock_delay_ms: u64,
-    /// For how long it has been held; null if the store does not know.
+    /// How long it has been held; null if the store does not know.
     pub held_ms: Option<u64>,
     /// A note for people.
     pub label: Option<String>,
@@ -55,13 +55,13 @@ pub struct Holder {
     pub claim: Option<ClaimId>,
 }
 
-/// Who waits for a lock.
+/// A waiter for a lock.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Waiter {
-    /// For people.
+    /// The owner, for people.
     pub owner: String,
-    /// How it is to be held.
+    /// The requested mode.
     pub mode: ModeWord,
     /// How many permits there are; with mode permit only.
     #[cfg_attr(feature = "openapi", schema(value_type = Option<schema::PermitCount>))]
@@ -70,7 +70,7 @@ pub struct Waiter {
     pub label: Option<String>,
 }
 
-/// A part of the locks that are held. It may be empty and have a next one.
+/// A part of the locks that are held. It may be empty although there is a next part.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Locks {
@@ -80,7 +80,7 @@ pub struct Locks {
     pub next: Option<String>,
 }
 
-/// What may a process believe that joins the hold of this owner?
+/// Asks how long a process that joins the hold of this owner may believe in it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
@@ -92,28 +92,28 @@ pub struct Attest {
     pub owner: String,
 }
 
-/// The hold of that owner, if it holds.
+/// The hold of that owner, if the owner holds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Attested {
     /// Null if the owner does not hold.
     pub holder: Option<Holder>,
-    /// How long it may be believed, from when the request was sent; 0 if the owner does not hold.
+    /// How long the process may believe in the hold, from when the request was sent; 0 if the owner does not hold.
     pub lease_ms_since_sent: u64,
 }
 
-/// How to end somebody else's hold.
+/// How to end the hold of another client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum EvictHow {
-    /// Take it away.
+    /// Take the lock away.
     Release,
     /// Ask the holder.
     Ask,
 }
 
-/// Takes the lock from the holder with this token, or asks that holder for it.
+/// Takes the lock from the holder with this token, or asks that holder to release it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
@@ -128,7 +128,7 @@ pub struct Evict {
     pub how: EvictHow,
 }
 
-/// Whether that holder was found.
+/// Whether the holder was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Evicted {
@@ -136,7 +136,7 @@ pub struct Evicted {
     pub done: bool,
 }
 
-/// Is the grant of this sequencer still held?
+/// Asks whether the grant of this sequencer is still held.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
@@ -150,7 +150,7 @@ pub struct Check {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Checked {
-    /// Whether it was held when the store was asked.
+    /// Whether the grant was held when the store was asked.
     pub held: bool,
 }
 
@@ -194,7 +194,7 @@ impl From<WaiterView> for Waiter {
     }
 }
 
-/// The mode of a view. A service that leaves out a count means one permit.
+/// The mode of a view. If a service omits a count, it means one permit.
 fn mode(word: ModeWord, permit_count: Option<NonZeroU32>) -> Mode {
     let permit = Mode::Permit {
         of: NonZeroU32::MIN,

@@ -5,17 +5,17 @@ use std::num::NonZeroU32;
 use fencelock_core::Mode;
 use serde::{Deserialize, Serialize};
 
-/// How a lock is held, as a word. A permit goes with a count of its own (`permit_count`).
+/// A mode as a word. The number of permits is a separate member (`permit_count`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum ModeWord {
-    /// By one holder alone.
+    /// One holder alone.
     #[default]
     Exclusive,
-    /// By any number of shared holders together.
+    /// Any number of shared holders together.
     Shared,
-    /// By at most `permit_count` holders together.
+    /// At most `permit_count` holders together.
     Permit,
 }
 
@@ -33,7 +33,7 @@ impl ModeWord {
     /// The mode, given its count.
     ///
     /// # Errors
-    /// What is wrong if the count is missing, or stands where none belongs.
+    /// If the count is missing, or if the mode has no count.
     pub const fn mode(self, permit_count: Option<NonZeroU32>) -> Result<Mode, &'static str> {
         match (self, permit_count) {
             (Self::Exclusive, None) => Ok(Mode::Exclusive),

@@ -5,12 +5,12 @@ use serde::{Deserialize, Serialize};
 /// The media type of a problem.
 pub const CONTENT_TYPE: &str = "application/problem+json";
 
-/// What every `type` begins with.
+/// The beginning of every `type`.
 const URN: &str = "urn:fencelock:";
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $kind:ident $word:literal $status:literal $title:literal;)*) => {
-        /// The kinds of problems; a `type` ends in one of these words.
+        /// The kinds of problems. A `type` ends in one of these words.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         pub enum Kind {
@@ -43,17 +43,17 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// Others hold the lock, and the request was not to wait longer. Nothing of the claim is left.
+    /// Another claim holds the lock, and the request was not to wait longer. Nothing of the claim is left.
     Held "held" 409 "The lock is held by another";
-    /// What the store has under this name is no lock.
+    /// The store has something under this name that is not a lock.
     NotALock "not-a-lock" 409 "What is stored under this name is not a lock";
     /// The claim does not hold, or not by this grant.
     Lost "lost" 410 "The lock was lost";
     /// This replica has ended the claim; take a new id.
     Ended "ended" 410 "This claim is over; take a new id";
-    /// The store did not answer; the outcome is unknown.
+    /// The store did not answer. The outcome is unknown.
     Unavailable "unavailable" 503 "The store did not answer";
-    /// This replica is about to end; use another one. Nothing was asked of the store.
+    /// This replica is about to end; use another one. Nothing was sent to the store.
     Draining "draining" 503 "This replica is about to end; use another one";
     /// The claim belongs to another replica.
     OtherReplica "other-replica" 421 "The claim belongs to another replica";
@@ -71,11 +71,11 @@ kinds! {
     Unauthorized "unauthorized" 401 "Credentials are missing or wrong";
     /// The principal has no such right.
     Forbidden "forbidden" 403 "You may not do this";
-    /// The claim is not one of this key's.
+    /// The claim does not belong to this key.
     WrongKey "wrong-key" 403 "The claim key does not fit the claim";
     /// The body is too large.
     TooLarge "too-large" 413 "The request is too large";
-    /// The body must be JSON and say so.
+    /// The body must be JSON, with that content type.
     NotJson "not-json" 415 "The body must be application/json";
     /// Too many requests.
     Quota "quota" 429 "Too many requests";
@@ -86,7 +86,7 @@ kinds! {
 }
 
 impl Kind {
-    /// The kind of a `type`; none for one that this version does not know.
+    /// The kind of a `type`; `None` for a kind that this version does not know.
     #[must_use]
     pub fn of_type(text: &str) -> Option<Self> {
         let word = text.strip_prefix(URN)?;
@@ -105,7 +105,7 @@ pub struct Problem {
     pub title: String,
     /// The HTTP status.
     pub status: u16,
-    /// What was asked, what happened, what to do.
+    /// What was requested, what happened, and what to do.
     pub detail: String,
     /// The lock, if the request was about one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -133,7 +133,7 @@ impl Problem {
         }
     }
 
-    /// Its kind; none for one that this version does not know.
+    /// Its kind; `None` for a kind that this version does not know.
     #[must_use]
     pub fn kind(&self) -> Option<Kind> {
         Kind::of_type(&self.kind)

@@ -19,7 +19,7 @@ pub struct RenewMany {
     pub claims: Vec<RenewOne>,
 }
 
-/// One of them. All but `claim` is as in [`Renew`](crate::Renew).
+/// One of these holds. All members except `claim` are as in [`Renew`](crate::Renew).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
@@ -30,31 +30,31 @@ pub struct RenewOne {
     /// The lock.
     #[cfg_attr(feature = "openapi", schema(value_type = schema::LockName))]
     pub name: LockName,
-    /// The token of the grant that is meant.
+    /// The token of the grant that is renewed.
     #[cfg_attr(feature = "openapi", schema(value_type = schema::Token))]
     pub token: Token,
-    /// The lease, as it was asked for first.
+    /// The lease, as in the first request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl_ms: Option<u64>,
-    /// Whether the lease may end sooner than before. Without that a renewal never shortens a lease, so that one which arrives once
-    /// more takes nothing from a later one.
+    /// Whether the lease may end sooner than before. Without this, a renewal never shortens a lease. So a renewal that
+    /// arrives a second time takes nothing from a later one.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shorten: bool,
-    /// As it was asked for first.
+    /// As in the first request.
     #[serde(default)]
     pub lock_delay_ms: u64,
-    /// As it was asked for first.
+    /// As in the first request.
     #[serde(default)]
     pub mode: ModeWord,
-    /// As it was asked for first.
+    /// As in the first request.
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<schema::PermitCount>))]
     pub permit_count: Option<NonZeroU32>,
-    /// As it was asked for first.
+    /// As in the first request.
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(max_length = 200))]
     pub owner: String,
-    /// As it was asked for first.
+    /// As in the first request.
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(max_length = 255))]
     pub label: Option<String>,
@@ -64,7 +64,7 @@ pub struct RenewOne {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct RenewedMany {
-    /// One for each hold.
+    /// One answer for each hold.
     pub claims: Vec<RenewedOne>,
 }
 
@@ -73,7 +73,7 @@ pub struct RenewedMany {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(tag = "state", rename_all = "lowercase")]
 pub enum RenewedOne {
-    /// It was prolonged.
+    /// The hold was prolonged.
     Held {
         /// The claim.
         #[cfg_attr(feature = "openapi", schema(value_type = schema::ClaimId))]
@@ -81,11 +81,11 @@ pub enum RenewedOne {
         /// The token of the grant.
         #[cfg_attr(feature = "openapi", schema(value_type = schema::Token))]
         token: Token,
-        /// How long the client may believe, from when it sent the request.
+        /// How long the client may believe that it holds, from when it sent the request.
         lease_ms_since_sent: u64,
         /// Whether that is the whole lease.
         full_ttl: bool,
-        /// Whether somebody asked for the lock.
+        /// Whether another client asked for the lock.
         release_requested: bool,
     },
     /// The claim does not hold, or not by this grant.
@@ -94,7 +94,7 @@ pub enum RenewedOne {
         #[cfg_attr(feature = "openapi", schema(value_type = schema::ClaimId))]
         claim: ClaimId,
     },
-    /// The store did not answer. What was believed stands.
+    /// The store did not answer. The earlier validity is unchanged.
     Unknown {
         /// The claim.
         #[cfg_attr(feature = "openapi", schema(value_type = schema::ClaimId))]

@@ -1,4 +1,4 @@
-//! The forms of what is a text or a number in JSON and has a type of its own here, for the OpenAPI document.
+//! The forms of texts and numbers in JSON that have their own types here, for the OpenAPI document.
 
 #![allow(
     dead_code,

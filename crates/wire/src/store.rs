@@ -1,19 +1,19 @@
-//! What the store behind the service promises: `GET /v1/store`.
+//! What the store of the service promises: `GET /v1/store`.
 
 use serde::{Deserialize, Serialize};
 
-/// Who keeps a claim.
+/// What a claim belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Binding {
-    /// The store alone: any replica serves any request.
+    /// The store: any replica serves any request.
     Store,
-    /// The replica that placed it, and all later requests of the claim go there.
+    /// The replica that placed it: all later requests of the claim go there.
     Replica,
 }
 
-/// What the store promises, and which replica answers.
+/// What the store promises, and the replica that answers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Store {
@@ -21,11 +21,11 @@ pub struct Store {
     pub engine: String,
     /// Its URL, without passwords.
     pub store: String,
-    /// Who keeps a claim.
+    /// What a claim belongs to.
     pub binding: Binding,
     /// The length of a first grant, and of a place in the queue.
     pub claim_window_ms: u64,
-    /// The longest that a request waits; a client asks again at once.
+    /// The longest wait of a request. After it a client asks again at once.
     pub poll_ms: u64,
     /// The order of waiters: `fifo` or `none`.
     pub order: String,
@@ -35,25 +35,25 @@ pub struct Store {
     pub permits: bool,
     /// Whether there is a lock-delay.
     pub lock_delay: bool,
-    /// What ends a hold whose client is gone: `lease` or `session`.
+    /// What ends a hold whose client has gone: `lease` or `session`.
     pub lease: String,
     /// How waiters wake: `push` or `poll`.
     pub wake: String,
-    /// What is remembered after a crash: `durable`, `process` or `volatile`.
+    /// What the store remembers after a crash: `durable`, `process` or `volatile`.
     pub durability: String,
-    /// What must be true of clocks, as a sentence.
+    /// What clocks must do, as a sentence.
     pub clock: String,
     /// The shortest lease.
     pub min_ttl_ms: u64,
-    /// The longest lease and lock-delay together.
+    /// The longest sum of lease and lock-delay.
     pub max_ttl_ms: u64,
     /// The ways in which this store could grant a lock twice; empty if none is known.
     pub limits: Vec<Finding>,
     /// The version of the service.
     pub version: String,
-    /// What the service can do. A client sends only members of features that it finds here.
+    /// What the service can do. A client uses only members of features that it finds here.
     pub features: Vec<String>,
-    /// The replica that answers: 16 hex digits, drawn at its start.
+    /// The id of the replica that answers: 16 hex digits, chosen at random at its start.
     pub replica: String,
     /// The URL of this replica, if its operator named one.
     pub advertise: Option<String>,
@@ -63,7 +63,7 @@ pub struct Store {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Finding {
-    /// The purpose that it endangers: `correctness` or `efficiency`.
+    /// The purpose that is at risk: `correctness` or `efficiency`.
     pub purpose: String,
     /// What may happen, and when.
     pub what: String,
@@ -71,11 +71,11 @@ pub struct Finding {
     pub change: String,
 }
 
-/// What is wrong with the store as it is now.
+/// What is wrong with the store at this moment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Findings {
-    /// Empty if nothing is.
+    /// Empty if nothing is wrong.
     pub findings: Vec<Finding>,
 }
 

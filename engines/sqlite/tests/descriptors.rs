@@ -1,4 +1,5 @@
-//! SQLite when file descriptors run out. In its own test binary, because it lowers the limit of the whole process.
+//! SQLite when file descriptors run out. It is a separate test binary, because it lowers the limit of the whole
+//! process.
 
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::expect_used)]
@@ -39,7 +40,7 @@ async fn an_engine_without_a_socket_keeps_its_place_in_the_queue() {
     }
 }
 
-/// Opens with just enough descriptors for the file. None is left for the socket, which is opened last.
+/// Opens with just enough descriptors for the file. No descriptor is left for the socket, which is opened last.
 async fn open_with_the_fewest_descriptors(path: &Path) -> Sqlite {
     let before = getrlimit(Resource::Nofile);
     let few = Rlimit {

@@ -25,7 +25,7 @@ fn problem(answer: &Value) -> &str {
 }
 
 #[tokio::test]
-async fn each_is_served_as_if_it_had_come_alone_also_when_it_is_repeated() {
+async fn each_item_is_served_like_a_single_request_even_if_repeated() {
     let (at, client) = (one().await, Client::new());
     let ids: Vec<_> = (0..20).map(|_| client.claim()).collect();
     let named = |make: fn(String, &str) -> Value| -> Vec<Value> {
@@ -45,7 +45,7 @@ async fn each_is_served_as_if_it_had_come_alone_also_when_it_is_repeated() {
         assert_eq!(first["body"]["claim"], id.to_string());
         assert_eq!(first["body"]["token"], second["body"]["token"]);
     }
-    // A request alone says the same.
+    // A single request gets the same answer.
     let token = client.take(&at, ids[0], "lock/0").await;
     assert_eq!(taken[0]["body"]["token"], token);
     let releases = named(release);
@@ -59,7 +59,7 @@ async fn each_is_served_as_if_it_had_come_alone_also_when_it_is_repeated() {
 }
 
 #[tokio::test]
-async fn what_happens_to_one_is_in_its_answer_alone() {
+async fn the_result_of_an_item_is_only_in_its_own_answer() {
     let (at, client, other) = (one().await, Client::new(), Client::new());
     other.take(&at, other.claim(), "busy").await;
     let (free, refused, waits, short, left) = (
@@ -122,7 +122,7 @@ async fn rights_and_quotas_count_for_each() {
 }
 
 #[tokio::test]
-async fn what_is_no_batch_is_refused_and_nothing_of_it_is_done() {
+async fn an_invalid_batch_is_refused_as_a_whole() {
     let (at, client) = (one().await, Client::new());
     let good = take(client.claim(), "a");
     let id = client.claim();
@@ -158,7 +158,7 @@ async fn what_is_no_batch_is_refused_and_nothing_of_it_is_done() {
     assert!(client.batch(&at, &[]).await.is_empty());
 }
 
-/// Sends a batch, and leaves its answers to be read.
+/// Sends a batch, and leaves its answers unread.
 async fn begin(at: &Server, client: &Client, asked: &[Value]) -> TcpStream {
     let body = json!({ "claims": asked });
     let mut stream = TcpStream::connect(at.address()).await.unwrap();
@@ -170,7 +170,7 @@ async fn begin(at: &Server, client: &Client, asked: &[Value]) -> TcpStream {
 }
 
 #[tokio::test]
-async fn one_whose_store_is_silent_holds_up_no_other() {
+async fn an_item_on_a_silent_store_delays_no_other() {
     let (fault, handle) = Fault::new(Arc::new(Memory::new()));
     let (at, client) = (replica(Arc::new(fault)).await, Client::new());
     let asked = [
@@ -192,7 +192,7 @@ async fn one_whose_store_is_silent_holds_up_no_other() {
         }
     };
     let others = tokio::time::timeout(Duration::from_secs(20), others);
-    others.await.expect("the silent one holds up the others");
+    others.await.expect("the silent store delays the others");
     let silent = asked[0]["claim"].as_str().unwrap();
     assert!(!String::from_utf8_lossy(&read).contains(silent));
     handle.open(1);
@@ -232,7 +232,7 @@ async fn an_answer_of_the_store_that_is_lost_is_unavailable_for_one() {
         ("urn:fencelock:unavailable", &json!(1))
     );
     assert_eq!(answers[1]["status"], 200);
-    // It took effect; asking again finds it.
+    // The request took effect. The next request finds that.
     let answers = client.batch(&at, &asked).await;
     assert_eq!(
         (&answers[0]["status"], &answers[1]["status"]),

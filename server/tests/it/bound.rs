@@ -16,7 +16,7 @@ use crate::client::{
     Answer, Client, ask, in_order, is_free, look, raw, replica, request, until, waiters,
 };
 
-/// Says which replica is meant, as a client of a bound store must.
+/// The replica that is meant, which a client of a bound store must name.
 async fn send(at: &Server, client: &Client, method: &str, path: &str, body: &Value) -> Answer {
     let headers = [
         ("Fencelock-Key", client.key.secret()),
@@ -50,7 +50,7 @@ async fn release(at: &Server, client: &Client, id: ClaimId) -> Answer {
     .await
 }
 
-/// Memory that promises no more than a store whose claims belong to one process.
+/// A store in memory that promises no more than a store whose claims belong to one process.
 #[derive(Debug)]
 struct Bound {
     below: Arc<dyn Engine>,
@@ -113,7 +113,7 @@ async fn a_request_must_name_this_replica() {
 }
 
 #[tokio::test]
-async fn what_is_not_renewed_is_withdrawn_and_its_id_is_over() {
+async fn a_claim_without_renewals_is_withdrawn_and_its_id_ends() {
     let ((at, _), client) = (memory().await, Client::new());
     let id = client.claim();
     let begun = Instant::now();
@@ -152,7 +152,7 @@ async fn a_hold_is_kept_for_the_longest_renewal_unless_one_shortens() {
     let taken = put(&at, &client, id, json!({"name": "a"})).await.is(200);
     let token = &taken["token"];
     renew(&at, &client, id, token, 30_000).await.is(200);
-    // As a copy of an earlier one that comes late.
+    // Like a late copy of an earlier renewal.
     let told = renew(&at, &client, id, token, 200).await;
     assert!(told.number("lease_ms_since_sent") <= 200);
     sleep(Duration::from_millis(500)).await;
@@ -200,7 +200,7 @@ async fn a_withdrawal_is_repeated_until_the_store_confirms_it() {
     release(&at, &client, id)
         .await
         .is_problem(503, "unavailable");
-    // The replica goes on by itself, and takes the claim up no more.
+    // The replica continues by itself, and does not accept the claim again.
     put(&at, &client, id, json!({"name": "a"}))
         .await
         .is_problem(410, "ended");
@@ -213,19 +213,19 @@ async fn a_withdrawal_is_repeated_until_the_store_confirms_it() {
 }
 
 #[tokio::test]
-async fn nothing_is_withdrawn_beside_a_call_under_way() {
+async fn no_claim_is_withdrawn_during_a_call_about_it() {
     let ((at, handle), client) = (memory().await, Client::new());
     let id = client.claim();
     handle.next([Trouble::Hold]);
     let late = put(&at, &client, id, json!({"name": "a"}));
     let open = async {
-        // Longer than a window: the claim is due while its take is held up at the store.
+        // Longer than a window: the claim is due while the store delays its take.
         tokio::time::sleep(Duration::from_millis(2300)).await;
         assert_eq!(at.service().bound_claims(), 1);
         handle.open(1);
     };
     let (answer, ()) = tokio::join!(late, open);
-    // Whatever it says, it can be believed for no time, and the key is withdrawn after the take.
+    // Whatever the answer is, its validity is over, and the key is withdrawn after the take.
     if answer.status == 200 {
         assert_eq!(answer.number("lease_ms_since_sent"), 2000);
     } else {
@@ -249,7 +249,7 @@ async fn draining_asks_holders_to_go_and_ends_what_is_left() {
     assert_eq!(service.bound_claims(), 0);
 }
 
-/// What the store reports as ended is not waited for, neither by its client nor by the end of the replica.
+/// When the store reports the end of a hold, neither its client nor the end of the replica waits any longer.
 #[tokio::test]
 async fn a_hold_that_was_taken_away_is_over_here_at_once() {
     let ((at, handle), client) = (memory().await, Client::new());
@@ -267,7 +267,7 @@ async fn a_hold_that_was_taken_away_is_over_here_at_once() {
     };
     let over = tokio::time::timeout(Duration::from_secs(10), over).await;
     over.expect("it is kept until its lease is over");
-    // The store needs not be asked.
+    // The replica need not ask the store.
     handle.by_chance(|_| Trouble::LoseRequest);
     renew(&at, &client, id, &taken["token"], 30_000)
         .await
@@ -275,8 +275,8 @@ async fn a_hold_that_was_taken_away_is_over_here_at_once() {
     assert_eq!(at.drain(Duration::from_secs(5)).await, 0);
 }
 
-/// Two clients of one replica. Their holds depend on the same session, which one of them keeps alive; that of the other, which
-/// is silent, ends all the same.
+/// Two clients of one replica. Their holds depend on the same session, which one client keeps alive. The hold of the
+/// other client, which is silent, still ends.
 async fn a_silent_client_loses_alone(at: &Server, ttl: u64) {
     let (alive, silent) = (Client::new(), Client::new());
     let (a, b) = (alive.claim(), silent.claim());
@@ -295,7 +295,7 @@ async fn a_silent_client_loses_alone(at: &Server, ttl: u64) {
     while granted.is_none() {
         assert!(
             begun.elapsed() < Duration::from_millis(4 * ttl),
-            "nobody ended the silent client's hold"
+            "the silent client's hold did not end"
         );
         renew(at, &alive, a, &taken["token"], ttl).await.is(200);
         let wait = json!({"name": "b", "ttl_ms": ttl, "queue": true, "wait_ms": 500});
@@ -341,9 +341,9 @@ async fn redlock_a_silent_client_loses_alone() {
     a_silent_client_loses_alone(&at, 3000).await;
 }
 
-/// Another client keeps the session alive, so the store's countdown says nothing about the hold of a silent one.
+/// Another client keeps the session alive, so the store's countdown does not apply to the hold of a silent client.
 #[tokio::test]
-async fn etcd_nobody_joins_a_hold_for_longer_than_its_replica_keeps_it() {
+async fn etcd_a_joined_hold_lasts_no_longer_than_its_replica_keeps_it() {
     let etcd = Etcd::start().unwrap();
     let at = replica(fencelock::open_engine(etcd.url()).await.unwrap()).await;
     let other = replica(fencelock::open_engine(etcd.url()).await.unwrap()).await;
@@ -369,7 +369,7 @@ async fn etcd_nobody_joins_a_hold_for_longer_than_its_replica_keeps_it() {
             break;
         }
         let lease = Duration::from_millis(attested["lease_ms_since_sent"].as_u64().unwrap());
-        // It was renewed a little later than `begun`.
+        // The renewal came a little later than `begun`.
         let most = Duration::from_millis(ttl + 500);
         assert!(sent + lease < most, "{lease:?} after {sent:?}");
         let elsewhere = ask(&other, "POST", "/v1/attest", &question).await.is(200);
@@ -391,7 +391,7 @@ async fn etcd_one_request_takes_and_another_releases() {
         .await
         .is_problem(409, "held");
     let path = format!("/v1/claims/{}/release", taken["claim"].as_str().unwrap());
-    // All that a later request needs is in the answer.
+    // The answer has all that a later request needs.
     let headers = [
         ("Fencelock-Key", taken["key"].as_str().unwrap()),
         ("Fencelock-Replica", taken["replica"].as_str().unwrap()),
@@ -406,7 +406,7 @@ async fn etcd_one_request_takes_and_another_releases() {
 }
 
 #[tokio::test]
-async fn a_request_for_another_lock_or_grant_leaves_what_is_here() {
+async fn a_request_for_another_lock_or_grant_does_not_affect_the_hold() {
     let ((at, _), client) = (memory().await, Client::new());
     let id = client.claim();
     let body = json!({"name": "a", "ttl_ms": 30_000});
@@ -439,7 +439,7 @@ async fn a_request_for_another_lock_or_grant_leaves_what_is_here() {
     )
     .await;
     assert_eq!(released.is(200)["released"], "not-owner");
-    // It holds as before.
+    // It still holds.
     renew(&at, &client, id, &token, 30_000).await.is(200);
     assert!(is_free(&look(&at, "b").await));
     assert_eq!(
@@ -448,7 +448,7 @@ async fn a_request_for_another_lock_or_grant_leaves_what_is_here() {
     );
 }
 
-/// The store may end a hold before this replica has withdrawn it.
+/// The store may end a hold before this replica has withdrawn its claim.
 #[tokio::test]
 async fn a_claim_whose_lease_is_over_is_not_granted_again() {
     let ((at, faults), client) = (memory().await, Client::new());
@@ -465,7 +465,7 @@ async fn a_claim_whose_lease_is_over_is_not_granted_again() {
 }
 
 #[tokio::test]
-async fn a_request_in_a_batch_for_another_lock_leaves_what_is_here() {
+async fn a_request_in_a_batch_for_another_lock_does_not_affect_the_hold() {
     let ((at, _), client) = (memory().await, Client::new());
     let id = client.claim();
     let body = json!({"name": "a", "ttl_ms": 30_000});
@@ -480,7 +480,7 @@ async fn a_request_in_a_batch_for_another_lock_leaves_what_is_here() {
     assert_eq!(refused["body"]["type"], "urn:fencelock:ended", "{refused}");
     let released = batch("release", "b").await;
     assert_eq!(released["body"]["released"], "not-owner", "{released}");
-    // It holds as before.
+    // It still holds.
     renew(&at, &client, id, &taken["token"], 30_000)
         .await
         .is(200);
@@ -489,7 +489,7 @@ async fn a_request_in_a_batch_for_another_lock_leaves_what_is_here() {
     assert_eq!(released["body"]["released"], "released", "{released}");
 }
 
-/// The store may end a hold before this replica has withdrawn it.
+/// The store may end a hold before this replica has withdrawn its claim.
 #[tokio::test]
 async fn a_batch_does_not_grant_a_claim_again_whose_lease_is_over() {
     let ((at, _), client) = (memory().await, Client::new());

@@ -1,4 +1,4 @@
-//! Who may reach the service at all. Loopback is no boundary: a web page in a browser reaches it.
+//! Who may reach the service at all. Loopback is no protection: a web page in a browser can reach it.
 
 use std::sync::Arc;
 
@@ -46,7 +46,7 @@ async fn the_host_must_be_this_service() {
     ] {
         get(&at, host).await.is_problem(400, "invalid");
     }
-    // The host of a whole URL counts, not the header.
+    // The host of an absolute URL counts, not the header.
     let text = "GET http://evil.example/v1/store HTTP/1.1\r\nHost: localhost\r\n\r\n";
     raw(at.address(), text.as_bytes())
         .await

@@ -1,4 +1,4 @@
-//! A client that writes and reads HTTP/1.1 by itself, so that a test can also say what no library would.
+//! A client that writes and reads HTTP/1.1 itself, so that a test can also send what no library would send.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -64,7 +64,7 @@ impl Answer {
         lines.collect::<Result<_, _>>().unwrap()
     }
 
-    /// It is this problem, with all that a problem has.
+    /// It is this problem, with all required members.
     #[track_caller]
     pub(crate) fn is_problem(&self, status: u16, kind: &str) {
         assert_eq!(self.status, status, "{self:?}");
@@ -121,7 +121,7 @@ async fn read(stream: &mut TcpStream) -> Answer {
         text: String::new(),
     };
     let is_lines = answer.header("content-type") == Some("application/x-ndjson");
-    // Events come in chunks, too, and do not end.
+    // Events also come in chunks, and do not end.
     if is_lines && answer.header("transfer-encoding") == Some("chunked") {
         answer.text = chunks(stream, body).await;
         return answer;
@@ -171,7 +171,7 @@ pub(crate) fn request(method: &str, path: &str, headers: &[(&str, &str)], body: 
     format!("{text}\r\n{body}").into_bytes()
 }
 
-/// A client with a key of its own, which draws claims.
+/// A client with its own key, with which it makes claims.
 #[derive(Debug)]
 pub(crate) struct Client {
     pub(crate) key: ClaimKey,
@@ -189,7 +189,7 @@ impl Client {
         self.ids.next()
     }
 
-    /// Any request about claims of this key.
+    /// A request about claims of this key.
     pub(crate) async fn ask(&self, at: &Server, method: &str, path: &str, body: &Value) -> Answer {
         raw(at.address(), &self.bytes(method, path, body)).await
     }
@@ -217,7 +217,7 @@ impl Client {
         self.put(at, id, body).await
     }
 
-    /// Several requests in one; the answers in the order of these requests.
+    /// Several requests in one. Returns the answers in the order of these requests.
     pub(crate) async fn batch(&self, at: &Server, claims: &[Value]) -> Vec<Value> {
         let body = json!({ "claims": claims });
         let answer = self.ask(at, "POST", "/v1/batch", &body).await;
@@ -253,14 +253,14 @@ pub(crate) async fn ask(at: &Server, method: &str, path: &str, body: &str) -> An
     raw(at.address(), &request(method, path, &[], body)).await
 }
 
-/// A lock as others see it.
+/// A lock as other clients see it.
 pub(crate) async fn look(at: &Server, name: &str) -> Value {
     ask(at, "GET", &format!("/v1/lock?name={name}"), "")
         .await
         .is(200)
 }
 
-/// Waits until this is true of a lock.
+/// Waits until a condition is true of a lock.
 pub(crate) async fn until(at: &Server, name: &str, what: &str, is: impl Fn(&Value) -> bool) {
     let seen = async {
         while !is(&look(at, name).await) {

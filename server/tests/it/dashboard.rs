@@ -1,4 +1,4 @@
-//! The dashboard, as a browser asks for it.
+//! The dashboard, as a browser requests it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ async fn get_as(at: &Server, path: &str, cookie: &str) -> Answer {
     .await
 }
 
-/// Posts a form as a page of this service does, but for what `headers` say.
+/// Posts a form as a page of this service does, with the changes in `headers`.
 async fn post(at: &Server, path: &str, headers: &[(&str, &str)], form: &str) -> Answer {
     let mut text = format!("POST {path} HTTP/1.1\r\nHost: localhost\r\n");
     for (name, value) in headers {
@@ -78,14 +78,14 @@ async fn a_hold_is_shown_with_its_holder_and_its_queue() {
         assert!(lock.text.contains(shown), "{shown}: {}", lock.text);
     }
     assert!(!lock.text.contains("<i>"), "{}", lock.text);
-    // The script asks for what changes alone.
+    // The script requests only the part that changes.
     let part = [("Fencelock-Part", "1")];
     let part = raw(at.address(), &request("GET", "/dashboard", &part, "")).await;
     assert!(part.text.contains("other") && !part.text.contains("<nav"));
 }
 
 #[tokio::test]
-async fn who_may_not_look_sees_nothing_and_who_may_not_evict_no_button() {
+async fn without_look_a_page_is_empty_and_without_evict_it_has_no_button() {
     let reader = user("reader", &[("a/", &[Right::Look])]);
     let boss = user("boss", &[("", Right::ALL)]);
     let (at, client) = (serve(&[&reader, &boss], |_| {}).await, Client::new());
@@ -165,7 +165,8 @@ async fn an_eviction_is_confirmed_done_and_audited() {
     for word in [">login<", ">request-release<", ">evict<"] {
         assert!(hour.text.contains(word), "{word}: {}", hour.text);
     }
-    // The login, and of each deed two lines. What became of the last is written beside its answer.
+    // The login has one line, and each action has two. The result of the last action is written while its answer is
+    // sent.
     let told = lines(Path::new(&file), 7).await;
     assert_eq!(told.len(), 7, "{told:?}");
     let lines = std::fs::read_to_string(&file).unwrap();
@@ -235,7 +236,7 @@ async fn a_store_that_does_not_answer_shows_as_such() {
     let lost = get(&at, "/dashboard").await;
     assert_eq!(lost.status, 503);
     assert!(lost.text.contains("The store does not answer"), "{lost:?}");
-    // On each page, until it answers.
+    // On each page, until the store answers.
     let hour = get(&at, "/dashboard/hour").await;
     assert!(hour.text.contains("The store does not answer"));
     redis.resume().unwrap();

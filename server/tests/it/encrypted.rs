@@ -17,7 +17,7 @@ use tokio_rustls::TlsConnector;
 
 use crate::client::{replica_with, request};
 
-/// An authority, and files of what it signs.
+/// An authority, and the files that it signs.
 struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
     dir: Dir,
@@ -57,7 +57,7 @@ impl Authority {
         }
     }
 
-    /// Takes a lock with this client's certificate; the status.
+    /// Takes a lock with this client's certificate. Returns the status.
     async fn take(&self, at: &Server, client: Option<&str>) -> Option<u16> {
         let mut roots = RootCertStore::empty();
         roots
@@ -140,13 +140,13 @@ async fn a_certificate_names_its_principal() {
         (None, 401),
     ] {
         let taken = authority.take(&at, client).await;
-        // The lock may still be held by the one before.
+        // An earlier client may still hold the lock.
         assert!(
             taken == Some(status) || (status == 201 && taken == Some(409)),
             "{client:?}: {taken:?}"
         );
     }
-    // Certificates are read again.
+    // The service reads the certificates again.
     let dns = SanType::DnsName("elsewhere.example".try_into().unwrap());
     authority.sign("server", dns);
     assert!(authority.take(&at, Some("dns")).await.is_some());
@@ -186,7 +186,7 @@ async fn certificates_are_read_again_by_themselves() {
     config.limits.tls_reload = std::time::Duration::from_millis(50);
     let at = replica_with(Arc::new(Memory::new()), config).await;
     assert_eq!(authority.take(&at, None).await, Some(201));
-    // The new certificate is for another name, so that clients refuse it.
+    // The new certificate has another name, so that clients refuse it.
     let other = SanType::DnsName("other.example".try_into().unwrap());
     authority.sign("server", other);
     let refused = async {
@@ -205,14 +205,14 @@ async fn a_handshake_has_its_time() {
     config.tls = Some(authority.files(false));
     config.limits.handshake_timeout = Duration::from_millis(300);
     let at = replica_with(Arc::new(Memory::new()), config).await;
-    // One that says nothing, and one that says the begin of a greeting.
+    // One connection sends nothing, and one sends the beginning of a greeting.
     for bytes in [&b""[..], b"\x16\x03\x01\x02\x00"] {
         let mut stream = TcpStream::connect(at.address()).await.unwrap();
         stream.write_all(bytes).await.unwrap();
         let mut rest = Vec::new();
         let end = stream.read_to_end(&mut rest);
         let end = tokio::time::timeout(Duration::from_secs(20), end).await;
-        // Bytes that nobody read make it a reset.
+        // Unread bytes make it a reset.
         let _ = end.expect("the connection stays open");
         assert_eq!(rest, b"");
     }

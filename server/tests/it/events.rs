@@ -1,4 +1,4 @@
-//! Server-sent events, read as they come.
+//! Server-sent events, read as they arrive.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,7 +29,7 @@ impl Events {
             stream,
             text: String::new(),
         };
-        // From then on nothing is missed.
+        // From now on no event is missed.
         events.until("retry: 1000").await;
         let text = &events.text;
         assert!(text.starts_with("HTTP/1.1 200 "), "{text}");
@@ -78,7 +78,7 @@ impl Events {
 }
 
 #[tokio::test]
-async fn a_key_hears_of_its_own_claims() {
+async fn a_key_gets_events_of_its_own_claims() {
     let (at, client, other) = (one().await, Client::new(), Client::new());
     assert!(features(&at).await.contains(&json!("events")));
     let mut events = Events::of_key(&at, &client).await;
@@ -91,7 +91,7 @@ async fn a_key_hears_of_its_own_claims() {
     let token = client.poll(&at, id, "a", 0).await.is(200)["token"].clone();
     let told = json!({"claim": id, "name": "a", "token": token});
     assert_eq!(events.next("granted").await, told);
-    // A grant at once is in its answer alone.
+    // A grant at once is reported in the answer only.
     assert!(!events.text.contains(&first.to_string()), "{}", events.text);
     let token = token.as_u64().unwrap();
     for (how, event) in [("ask", "release-requested"), ("release", "lost")] {
@@ -103,7 +103,7 @@ async fn a_key_hears_of_its_own_claims() {
         assert!(!fewer.text.contains("granted"), "{}", fewer.text);
         assert_eq!(fewer.next(event).await, told);
     }
-    // What counts is the answer to the renewal.
+    // The answer to the renewal decides.
     client
         .renew(&at, id, "a", token)
         .await
@@ -119,7 +119,7 @@ async fn features(at: &Server) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn a_lock_tells_who_leads() {
+async fn the_events_of_a_lock_show_its_holder() {
     let (at, client) = (one().await, Client::new());
     let mut both = [
         Events::open(&at, "/v1/events?lock=a", &[]).await,
@@ -187,7 +187,8 @@ async fn streams_are_limited_and_counted_until_they_end() {
     timeout(PATIENCE, again)
         .await
         .expect("the stream still counts");
-    // To look at a lock it has no right, and nobody has one to nothing.
+    // The principal has no right to look at the lock. Without credentials there is no stream, and none without a lock
+    // or a key.
     let look = request("GET", "/v1/events?lock=a", &headers[..1], "");
     raw(at.address(), &look).await.is_problem(403, "forbidden");
     let nobody = request("GET", "/v1/events", &headers[1..], "");
@@ -198,7 +199,7 @@ async fn streams_are_limited_and_counted_until_they_end() {
     raw(at.address(), &nothing).await.is_problem(400, "invalid");
 }
 
-/// What goes on for long asks again for its right when rights are read again.
+/// A long answer checks its right again when rights are read again.
 #[tokio::test]
 async fn a_stream_and_a_look_end_with_the_right() {
     let principal = |name: &str| {
@@ -263,7 +264,7 @@ async fn a_stream_says_something_now_and_then_and_ends_once() {
     config.limits.stream_longest = Duration::from_secs(2);
     let at = replica_with(Arc::new(Memory::new()), config).await;
     let mut events = Events::of_key(&at, &Client::new()).await;
-    // Comments, so that both sides see that the other one is there.
+    // Comments, so that each side sees that the other one is still there.
     for _ in 0..3 {
         events.until("\r\n:\n\n").await;
         events.text.clear();

@@ -1,4 +1,4 @@
-//! A store that does not answer, and clients that are gone while it does not.
+//! A store that does not answer, and clients that disconnect meanwhile.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +26,7 @@ async fn no_answer_is_unavailable_and_says_when_to_ask_again() {
     let unknown = client.put(&at, id, json!({"name": "a"})).await;
     unknown.is_problem(503, "unavailable");
     assert_eq!(unknown.header("retry-after"), Some("1"));
-    // It took effect; asking again finds it.
+    // The request took effect. The next request finds that.
     let token = client.take(&at, id, "a").await;
     handle.next([Trouble::LoseReply]);
     client
@@ -67,7 +67,7 @@ async fn renewals_that_have_no_answer_are_unknown() {
     assert!(!claim["detail"].as_str().unwrap().is_empty());
 }
 
-/// A replica before a set of two stores, and a name on each. The second store is on a bad day.
+/// A replica on a set of two stores, and a name on each. The second store has faults.
 async fn set() -> (Server, FaultHandle, [String; 2]) {
     let (one, other) = (Memory::new(), Memory::new());
     let (fault, handle) = Fault::new(Arc::new(other));
@@ -90,7 +90,7 @@ async fn a_part_of_the_store_that_is_silent_holds_up_no_renewal_of_another() {
         client.take(&at, ids[0], &names[0]).await,
         client.take(&at, ids[1], &names[1]).await,
     ];
-    // One by one.
+    // In single requests.
     handle.next([Trouble::Hold]);
     let silent = client.renew(&at, ids[1], &names[1], tokens[1]);
     let others = async {
@@ -111,7 +111,7 @@ async fn a_part_of_the_store_that_is_silent_holds_up_no_renewal_of_another() {
     for _ in 0..2 {
         let begun = tokio::time::Instant::now();
         let renewed = client.ask(&at, "POST", "/v1/renewals", &body).await.is(200);
-        // Within a third of the ttl, which is how long a client waits.
+        // Within a third of the ttl: a client waits that long.
         assert!(begun.elapsed() < Duration::from_millis(400));
         let claims = &renewed["claims"];
         assert_eq!(claims[0]["state"], "unknown", "{renewed}");
@@ -143,7 +143,7 @@ async fn a_call_goes_on_when_its_client_is_gone_and_the_next_one_waits_for_it() 
     while at.connections() > 0 {
         tokio::task::yield_now().await;
     }
-    // The release must come after the take that is held up.
+    // The release must come after the delayed take.
     let release = client.release(&at, id, "a");
     let open = async {
         tokio::time::sleep(Duration::from_millis(200)).await;

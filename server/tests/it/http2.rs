@@ -1,4 +1,4 @@
-//! HTTP/2, written and read by hand, so that a test can also do what no library would.
+//! HTTP/2, written and read by hand, so that a test can also do what no library would do.
 
 use std::time::Duration;
 
@@ -10,9 +10,9 @@ use crate::client::one;
 const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
 const SETTINGS: u8 = 4;
-/// The setting that says how many streams may be open.
+/// The setting for the maximum number of open streams.
 const MAX_CONCURRENT_STREAMS: u16 = 3;
-/// The error of a stream that was not looked at.
+/// The error of a stream that was not processed.
 const REFUSED_STREAM: u32 = 7;
 
 struct Frame {
@@ -43,21 +43,21 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A request that waits: for a change of a lock.
+/// A request that waits for a change of a lock.
 fn watch(stream: u32) -> Vec<u8> {
-    // GET and http are in the static table; the path and the authority are not, and are not added to the dynamic one.
+    // GET and http are in the static table. The path and the authority are not, and are not added to the dynamic one.
     let mut block = vec![0x82, 0x86];
     let path = "/v1/lock?name=a&seen=none&wait_ms=60000";
     for (index, text) in [(0x04, path), (0x01, "localhost")] {
         block.extend([index, u8::try_from(text.len()).unwrap()]);
         block.extend(text.as_bytes());
     }
-    // With the end of the headers and of the request.
+    // The flags end the headers and the request.
     frame(HEADERS, 0x05, stream, &block)
 }
 
 #[tokio::test]
-async fn a_connection_has_so_many_requests_open() {
+async fn a_connection_has_a_limit_of_open_requests() {
     let at = one().await;
     let mut connection = TcpStream::connect(at.address()).await.unwrap();
     let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();

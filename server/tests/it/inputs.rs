@@ -1,4 +1,4 @@
-//! Whatever a client may send.
+//! Everything that a client may send.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 use crate::client::{Client, answer, ask, look, one, raw, replica_with, request};
 
 #[tokio::test]
-async fn what_is_no_body_of_the_right_form_is_invalid() {
+async fn a_malformed_body_is_invalid() {
     let (at, client) = (one().await, Client::new());
     let key = [("Fencelock-Key", client.key.secret())];
     for body in [
@@ -169,7 +169,7 @@ async fn tokens_are_above_zero_and_below_two_to_the_fifty_third() {
         let body = json!({"name": "a", "token": token, "how": "ask"});
         let evicted = ask(&at, "POST", "/v1/evict", &body.to_string()).await;
         match token {
-            // Nobody has it, and a library may ask for the one below a holder's.
+            // No claim has it, and a library may name the token below a holder's.
             0 => assert_eq!(evicted.is(200)["done"], false),
             _ => evicted.is_problem(400, "invalid"),
         }
@@ -232,7 +232,7 @@ async fn only_the_key_of_a_claim_speaks_for_it() {
 }
 
 #[tokio::test]
-async fn other_paths_and_methods_are_told_apart() {
+async fn unknown_paths_and_methods_have_different_problems() {
     let at = one().await;
     for path in [
         "/",
@@ -329,7 +329,7 @@ async fn what_is_too_large_is_refused() {
     )
     .await
     .is_problem(413, "too-large");
-    // Renewals may be longer.
+    // The body of renewals may be longer.
     let spaces = format!("{{\"claims\":[]{}}}", " ".repeat(900 << 10));
     raw(
         at.address(),
@@ -363,7 +363,7 @@ async fn a_slow_body_or_head_ends_the_connection() {
     let refused = answer(&mut stream).await;
     refused.is_problem(400, "invalid");
     assert_eq!(refused.header("connection"), Some("close"));
-    // Half a head: the connection is closed.
+    // Half a head: the service closes the connection.
     let mut stream = TcpStream::connect(at.address()).await.unwrap();
     stream.write_all(&bytes[..20]).await.unwrap();
     let mut rest = Vec::new();
@@ -372,7 +372,7 @@ async fn a_slow_body_or_head_ends_the_connection() {
     end.expect("the connection stays open").unwrap();
 }
 
-/// Each head has its own time, which an idle connection does not use up.
+/// Each head has its own time. The idle time of a connection does not count.
 #[tokio::test]
 async fn a_slow_head_ends_a_connection_that_was_of_use_before() {
     let mut config = Config::default();
@@ -387,12 +387,12 @@ async fn a_slow_head_ends_a_connection_that_was_of_use_before() {
         answer(&mut stream).await.is(200);
         tokio::time::sleep(Duration::from_millis(400)).await;
     }
-    // A head in two parts that comes in time.
+    // A head in two parts that arrives in time.
     stream.write_all(&take[..20]).await.unwrap();
     tokio::time::sleep(Duration::from_millis(50)).await;
     stream.write_all(&take[20..]).await.unwrap();
     answer(&mut stream).await.is(200);
-    // One of which nothing more comes, and one that comes a byte at a time.
+    // On one connection nothing more arrives, on the other one a byte at a time.
     let mut other = TcpStream::connect(at.address()).await.unwrap();
     other.write_all(&take).await.unwrap();
     answer(&mut other).await.is(200);
@@ -433,13 +433,13 @@ async fn a_connection_that_says_nothing_is_closed_and_an_idle_one_stays() {
     let end = tokio::io::AsyncReadExt::read_to_end(&mut silent, &mut rest);
     let end = tokio::time::timeout(Duration::from_secs(20), end).await;
     end.expect("the connection stays open").unwrap();
-    // By now the other one has been silent for longer.
+    // The other connection has been silent for longer by now.
     idle.write_all(&take(id)).await.unwrap();
     answer(&mut idle).await.is(200);
 }
 
 #[tokio::test]
-async fn what_is_no_http_hurts_nobody() {
+async fn bytes_that_are_not_http_do_no_harm() {
     let (at, client) = (one().await, Client::new());
     for bytes in [
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc".to_vec(),

@@ -1,4 +1,4 @@
-//! The place of a claim and what comes of it, told by one answer of two lines.
+//! One answer of two lines: the place of a claim, and later its result.
 
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,7 @@ fn asked(client: &Client, id: ClaimId, body: &Value) -> Vec<u8> {
     request("PUT", &path, &headers, &body.to_string())
 }
 
-/// Media types are compared without case, and may stand among others.
+/// Media types are compared without case, and may be one of several.
 #[tokio::test]
 async fn lines_are_asked_for_in_any_form_of_the_header() {
     let (at, client) = (one().await, Client::new());
@@ -55,7 +55,7 @@ fn waits(name: &str, wait_ms: u64) -> Value {
 }
 
 impl Lines {
-    /// Asks for a lock, and reads the first line.
+    /// Requests a lock, and reads the first line.
     async fn open(at: &Server, client: &Client, id: ClaimId) -> (Self, Value) {
         let mut stream = TcpStream::connect(at.address()).await.unwrap();
         let asked = asked(client, id, &waits("a", 60_000));
@@ -74,7 +74,7 @@ impl Lines {
         (lines, first)
     }
 
-    /// The next chunk, which is a line; none at the end.
+    /// The next chunk, which is a line; `None` at the end.
     async fn next(&mut self) -> Option<Value> {
         let next = async {
             let mut size = String::new();
@@ -89,7 +89,7 @@ impl Lines {
 }
 
 #[tokio::test]
-async fn the_place_is_told_at_once_and_the_grant_when_it_comes() {
+async fn the_place_comes_at_once_and_the_grant_later() {
     let (at, client) = (one().await, Client::new());
     let (holder, id) = (client.claim(), client.claim());
     let before = client.take(&at, holder, "a").await;
@@ -109,7 +109,7 @@ async fn the_place_is_told_at_once_and_the_grant_when_it_comes() {
     let body = &second["body"];
     assert_eq!(body["state"], "held");
     assert!(body["token"].as_u64().unwrap() > before, "{body}");
-    // A window from the grant on, told from when the request was sent.
+    // A window from the grant on, given as a time since the request was sent.
     let most = Duration::from_millis(2001) + begun.elapsed();
     let lease = Duration::from_millis(body["lease_ms_since_sent"].as_u64().unwrap());
     assert!(lease <= most, "{body}");
@@ -126,40 +126,40 @@ async fn the_second_line_says_so_when_the_wait_ends_without_a_grant() {
     let id = client.claim();
     let waiting = json!((202, "waiting"));
     let said = |line: Value| json!((&line["status"], &line["body"]["state"]));
-    // The wait is over.
+    // First case: the wait is over.
     let (mut lines, _) = Lines::open(&at, &client, id).await;
     assert_eq!(said(lines.next().await.unwrap()), waiting);
     assert_eq!(lines.next().await, None);
-    // A newer request of the claim.
+    // Second case: a newer request of the claim.
     let (mut lines, _) = Lines::open(&at, &client, id).await;
     client.poll(&at, id, "a", 0).await.is(202);
     assert_eq!(said(lines.next().await.unwrap()), waiting);
-    // Its release.
+    // Third case: its release.
     let (mut lines, _) = Lines::open(&at, &client, id).await;
     assert_eq!(waiters(&look(&at, "a").await), 1);
     let released = client.release(&at, id, "a").await;
     assert_eq!(released.get("released"), "left-queue");
     assert_eq!(said(lines.next().await.unwrap()), waiting);
     assert_eq!(waiters(&look(&at, "a").await), 0);
-    // The end of the replica.
+    // Fourth case: the end of the replica.
     let (mut lines, _) = Lines::open(&at, &client, client.claim()).await;
     at.service().refuse_new();
     assert_eq!(said(lines.next().await.unwrap()), waiting);
 }
 
 #[tokio::test]
-async fn who_goes_away_after_the_first_line_waits_no_longer() {
+async fn a_client_that_leaves_after_the_first_line_no_longer_waits() {
     let (at, client) = (one().await, Client::new());
     client.take(&at, client.claim(), "a").await;
     let (lines, _) = Lines::open(&at, &client, client.claim()).await;
     assert_eq!(at.service().polls(), 1);
     drop(lines);
-    until(&at, "a", "waited for by nobody", |lock| waiters(lock) == 0).await;
+    until(&at, "a", "without a waiter", |lock| waiters(lock) == 0).await;
     assert_eq!(at.service().polls(), 0);
 }
 
 #[tokio::test]
-async fn what_needs_no_second_line_is_answered_as_ever() {
+async fn a_request_that_needs_no_second_line_gets_a_single_answer() {
     let (at, client) = (one().await, Client::new());
     let ask = async |id: ClaimId, body: Value| raw(at.address(), &asked(&client, id, &body)).await;
     let held = ask(client.claim(), waits("a", 60_000)).await;
@@ -173,7 +173,7 @@ async fn what_needs_no_second_line_is_answered_as_ever() {
     ask(wrong, waits("a", 1000))
         .await
         .is_problem(403, "wrong-key");
-    // The connection goes on after two lines.
+    // The connection can be used again after the two lines.
     let mut stream = TcpStream::connect(at.address()).await.unwrap();
     for _ in 0..2 {
         let asked = asked(&client, client.claim(), &waits("a", 50));

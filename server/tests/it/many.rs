@@ -59,7 +59,7 @@ async fn single_renewals_that_come_while_a_batch_is_out_form_the_next_one() {
     while at.service().claims() < 50 {
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
-    // All are here; all but the first wait for their turn to be sent.
+    // All have arrived. All but the first wait for their turn to be sent.
     handle.open(1);
     assert_eq!(renewals.join_all().await.len(), 50);
     assert!(meter.counts().renew_calls < 10, "{:?}", meter.counts());
@@ -125,7 +125,7 @@ async fn only_a_renewal_that_says_so_shortens() {
         let left = left().await.unwrap();
         assert!(least < left && left <= most, "{body}: {left}");
     }
-    // Of many, that one alone.
+    // One of several renewals in a request.
     for (ttl, shorten, least, most) in [
         (5000, None, 10_000, 20_000),
         (5000, Some(true), 1000, 5000),

@@ -1,4 +1,4 @@
-//! What `/metrics` says after real requests.
+//! The content of `/metrics` after real requests.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ async fn scrape(at: &Server) -> String {
     scraped.text
 }
 
-/// The value of the series with this name and these labels, which may have more.
+/// The value of the series with this name and these labels. The series may have more labels.
 #[track_caller]
 fn value(text: &str, name: &str, labels: &[&str]) -> f64 {
     let found = text.lines().filter(|line| {

@@ -1,4 +1,4 @@
-//! The OpenAPI document tells what the service does.
+//! The OpenAPI document describes what the service does.
 
 use std::collections::BTreeSet;
 
@@ -164,7 +164,7 @@ async fn the_page_shows_every_route_and_loads_nothing_foreign() {
     assert_eq!(ask(&at, "GET", "/docs/page.css", "").await.status, 200);
 }
 
-/// Panics unless the answer is one that the document has for this route.
+/// Panics unless the document has this answer for this route.
 #[track_caller]
 fn fits(document: &Value, method: &str, path: &str, answer: &Answer) {
     let told = &document["paths"][path][method]["responses"][answer.status.to_string()];
@@ -196,7 +196,7 @@ fn fits(document: &Value, method: &str, path: &str, answer: &Answer) {
     }
 }
 
-/// What of a value does not fit a schema.
+/// How a value differs from a schema.
 fn wrong(document: &Value, schema: &Value, value: &Value, at: &str) -> Option<String> {
     if let Some(path) = schema["$ref"].as_str() {
         let found = document.pointer(path.trim_start_matches('#')).unwrap();

@@ -1,4 +1,4 @@
-//! What an operator relies on: health, pauses, the listener for operators, proxies, and room for those that hold.
+//! What an operator relies on: health, pauses, the listener for operators, proxies, and room for clients that hold.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use tower_service::Service as _;
 
 use crate::client::{Client, answer, ask, one, raw, replica, replica_with, request};
 
-/// The status without a chance for the event loop to turn before.
+/// The status, before the event loop can run again.
 async fn health_at_once(at: &Server) -> u16 {
     let request = Request::get("/healthz").header("Host", "localhost");
     let mut router = at.service().router();
@@ -25,10 +25,10 @@ async fn health_at_once(at: &Server) -> u16 {
 }
 
 #[tokio::test]
-async fn an_event_loop_that_stands_still_is_not_well() {
+async fn a_blocked_event_loop_is_unhealthy() {
     let at = one().await;
     ask(&at, "GET", "/healthz", "").await.is(200);
-    // This is the thread of the event loop.
+    // This thread runs the event loop.
     std::thread::sleep(Duration::from_millis(2300));
     assert_eq!(health_at_once(&at).await, 503);
     let well = async {
@@ -41,7 +41,7 @@ async fn an_event_loop_that_stands_still_is_not_well() {
 }
 
 #[tokio::test]
-async fn what_was_read_before_a_pause_is_not_asked_of_the_store() {
+async fn requests_read_before_a_pause_do_not_reach_the_store() {
     let meter = Arc::new(Meter::new(Arc::new(Memory::new())));
     let (fault, handle) = Fault::new(Arc::clone(&meter) as _);
     let (at, client) = (replica(Arc::new(fault)).await, Client::new());
@@ -61,7 +61,7 @@ async fn what_was_read_before_a_pause_is_not_asked_of_the_store() {
         let mut stream = TcpStream::connect(at.address()).await.unwrap();
         stream.write_all(&renew).await.unwrap();
         streams.push(stream);
-        // The server has read it.
+        // The server reads it meanwhile.
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
     std::thread::sleep(Duration::from_millis(1500));
@@ -69,7 +69,7 @@ async fn what_was_read_before_a_pause_is_not_asked_of_the_store() {
     answer(&mut streams[0]).await.is(200);
     answer(&mut streams[1]).await.is_problem(503, "unavailable");
     assert_eq!(meter.counts().renewed, renewed + 1);
-    // What comes later is served.
+    // Later requests are served.
     client.renew(&at, id, "a", token).await.is(200);
 }
 
@@ -110,7 +110,7 @@ async fn the_audit_log_believes_configured_proxies_alone() {
             let evict = request("POST", "/v1/evict", &[("X-Forwarded-For", header)], body);
             raw(at.address(), &evict).await.is(200);
         }
-        // Each eviction is written before and after it; the first line of each was written before its answer.
+        // Each eviction is logged before and after it. The first line of each was written before the answer.
         let text = std::fs::read_to_string(&file).unwrap();
         let lines = text
             .lines()
@@ -141,7 +141,7 @@ async fn a_tenth_of_the_connections_is_for_those_that_renew() {
         answer(&mut stream).await.is(200);
         others.push(stream);
     }
-    // One more of somebody who has not renewed waits.
+    // One more connection, without renewals, waits.
     let mut waits = TcpStream::connect(at.address()).await.unwrap();
     let healthz = request("GET", "/healthz", &[], "");
     waits.write_all(&healthz).await.unwrap();
@@ -160,12 +160,13 @@ async fn a_tenth_of_the_connections_is_for_those_that_renew() {
     others[0].write_all(&renew).await.unwrap();
     answer(&mut others[0]).await.is(200);
     client.renew(&at, id, "a", token).await.is(200);
-    // The one that waits has its turn when another one ends.
+    // The waiting connection gets its turn when another one ends.
     others.pop();
     answer(&mut waits).await.is(200);
 }
 
-/// As after kill -9: a request that comes when the replica has ended is not answered, however late its connection learns of the end.
+/// As after kill -9: the replica has ended, and a later request gets no answer, however late its connection learns of
+/// the end.
 #[test]
 fn a_replica_that_has_ended_answers_nothing() {
     let one_task_at_a_time = tokio::runtime::Builder::new_current_thread()
@@ -178,13 +179,13 @@ fn a_replica_that_has_ended_answers_nothing() {
         let request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n";
         stream.write_all(request).await.unwrap();
         answer(&mut stream).await.is(200);
-        // The event loop looks for requests after this task, and before that of the connection.
+        // The event loop looks for requests after this task, and before the task of the connection.
         tokio::spawn(async {});
         drop(at);
         assert_eq!(stream.try_write(request).unwrap(), request.len());
         let mut left = Vec::new();
         let read = tokio::time::timeout(Duration::from_secs(10), stream.read_to_end(&mut left));
-        // It may be reset.
+        // It may also be reset.
         let _ = read.await.expect("the connection stays open");
         assert_eq!(String::from_utf8_lossy(&left), "");
     });
@@ -212,7 +213,7 @@ async fn too_many_that_wait_are_refused_and_those_in_the_queue_wait_on() {
         simple.is_problem(429, "quota");
         let look = ask(&at, "GET", "/v1/lock?name=a&seen=none&wait_ms=1000", "").await;
         look.is_problem(429, "quota");
-        // Nobody else is refused.
+        // Other clients are not refused.
         client.renew(&at, holds, "a", token).await.is(200);
         client.take(&at, client.claim(), "b").await;
     };

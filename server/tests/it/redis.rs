@@ -1,4 +1,4 @@
-//! The same over a real server.
+//! The service on a real server.
 
 use std::time::Duration;
 

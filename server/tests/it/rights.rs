@@ -1,4 +1,4 @@
-//! Principals: tokens, rights, quotas, and what the audit log says of them.
+//! Principals: tokens, rights, quotas, and what the audit log records of them.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -226,7 +226,7 @@ async fn bad_credentials_are_no_credentials() {
     raw(at.address(), &request("GET", "/v1/store", &twice, ""))
         .await
         .is_problem(400, "invalid");
-    // Nobody in particular may look, and is asked for credentials to take.
+    // Anonymous clients may look, and must log in to take.
     let headers: [(&str, &str); 0] = [];
     raw(
         at.address(),
@@ -241,7 +241,7 @@ async fn bad_credentials_are_no_credentials() {
 }
 
 #[tokio::test]
-async fn who_may_do_nothing_is_told_nothing() {
+async fn a_principal_without_rights_learns_nothing() {
     let at = serve(&[], |_| {}).await;
     let headers: [(&str, &str); 0] = [];
     for path in [
@@ -327,7 +327,7 @@ async fn takes_are_limited_and_renewals_and_releases_never() {
     )
     .await
     .is(200);
-    // The bucket fills with time.
+    // The bucket fills again with time.
     while busy
         .ask(&at, "POST", "/v1/claims", &json!({"name": "c"}))
         .await
@@ -363,7 +363,7 @@ async fn each_take_of_a_batch_is_counted_and_no_release() {
             .iter()
             .filter(move |answer| answer["status"] == status)
     };
-    // The bucket fills meanwhile, but not by eight seconds' worth.
+    // Meanwhile the bucket fills again, but for less than eight seconds.
     assert!((2..18).contains(&of(200).count()), "{taken:?}");
     assert_eq!(of(200).count() + of(429).count(), 20);
     assert!(
@@ -399,7 +399,7 @@ async fn a_claim_in_the_queue_is_never_refused_for_quota() {
         )
         .await;
     simple.is_problem(429, "quota");
-    // Who does not wait is not counted, and whoever leaves makes room.
+    // A client that does not wait is not counted, and a client that leaves makes room.
     busy.ask(&at, "POST", "/v1/claims", &json!({"name": "b"}))
         .await
         .is(201);
@@ -494,7 +494,7 @@ async fn the_audit_log_names_who_did_what_and_no_secret() {
     let text = std::fs::read_to_string(&file).unwrap();
     assert!(!text.contains(taken["key"].as_str().unwrap()) && !text.contains("flk_"));
 
-    // A file that was moved away is made anew.
+    // A file that was moved away is created again.
     std::fs::rename(&file, dir.path().join("old")).unwrap();
     at.service()
         .reload(std::slice::from_ref(&boss.principal), &[])
@@ -503,7 +503,7 @@ async fn the_audit_log_names_who_did_what_and_no_secret() {
 }
 
 #[tokio::test]
-async fn nobody_is_evicted_if_that_cannot_be_written() {
+async fn no_holder_is_evicted_if_the_audit_log_cannot_be_written() {
     let boss = user("boss", &[("", Right::ALL)]);
     let at = serve(&[&boss], |config| {
         config.audit = Some(AuditLog::new("/dev/full"))
@@ -551,7 +551,7 @@ async fn a_wait_ends_with_the_right() {
         looks.rights[0].rights = vec![Right::Look];
         let principals = [looks, stays.principal.clone()];
         at.service().reload(&principals, &[]).unwrap();
-        // Who keeps the right has the lock next.
+        // The client that keeps the right gets the lock next.
         let path = format!("/v1/claims/{}/release", held["claim"].as_str().unwrap());
         let headers = [
             ("Authorization", stays.header.as_str()),

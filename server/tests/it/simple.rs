@@ -35,7 +35,7 @@ async fn one_request_takes_and_another_releases() {
         (&body["name"], &body["ttl_ms"]),
         (&json!("nightly"), &json!(30_000))
     );
-    // The whole lease begins with the confirmation, which is within the request.
+    // The whole lease begins with the confirmation, which the same request makes.
     let longest = 30_000 + sent.elapsed().as_millis() as u64;
     let lease = body["lease_ms_since_sent"].as_u64().unwrap();
     assert!((28_000..=longest).contains(&lease), "{lease}");
@@ -119,7 +119,7 @@ async fn a_waiter_whose_client_goes_away_leaves_the_queue() {
 async fn a_grant_whose_client_is_gone_before_the_answer_is_given_back() {
     let (fault, handle) = Fault::new(Arc::new(Memory::new()));
     let at = replica(Arc::new(fault)).await;
-    // The grant is there; its confirmation is held up at the store while the client goes away.
+    // The grant exists. The store delays its confirmation while the client goes away.
     handle.next([Trouble::None, Trouble::Hold]);
     let mut stream = TcpStream::connect(at.address()).await.unwrap();
     let take = request(
@@ -131,7 +131,7 @@ async fn a_grant_whose_client_is_gone_before_the_answer_is_given_back() {
     stream.write_all(&take).await.unwrap();
     until(&at, "a", "held", |lock| !is_free(lock)).await;
     drop(stream);
-    // Until the handler is gone, which the open connections tell.
+    // Wait for the end of the handler, which shows in the number of open connections.
     let gone = Instant::now();
     while at.connections() > 1 {
         assert!(gone.elapsed() < Duration::from_secs(20));

@@ -1,4 +1,4 @@
-//! The spans of `tracing`: which there are, in which, and that no name of a lock and no key is in them.
+//! The spans of `tracing`: their names, their parents, and that they contain no name of a lock and no key.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -28,7 +28,7 @@ impl Visit for Seen {
     }
 }
 
-/// Keeps all spans of fencelock; the id of a span is its place in the list, from 1.
+/// Keeps all spans of fencelock. The id of a span is its position in the list, from 1.
 #[derive(Clone, Default)]
 struct Spans {
     all: Arc<Mutex<Vec<Seen>>>,
@@ -44,7 +44,7 @@ impl Spans {
             .collect()
     }
 
-    /// The name of the span that this one is in.
+    /// The name of this span's parent.
     fn around(&self, seen: &Seen) -> Option<&'static str> {
         let all = self.all.lock().unwrap();
         seen.within.map(|id| all[id as usize - 1].name)
@@ -92,7 +92,7 @@ async fn a_request_has_a_span_with_its_trace_and_each_call_of_the_store_one_in_i
     let spans = Spans::default();
     let _installed = set_default(spans.clone());
     let (at, client) = (one().await, Client::new());
-    // Another test may just now be the first to use a span, and then nobody else is asked.
+    // Another test may be the first to use a span at this moment. Then `tracing` does not ask this subscriber.
     let begun = std::time::Instant::now();
     let all = ["http", "place", "renew", "withdraw"].map(|name| format!("fencelock.{name}"));
     while all.iter().any(|name| spans.named(name).is_empty()) {

@@ -81,7 +81,7 @@ async fn a_claim_that_was_not_to_wait_is_refused() {
 }
 
 #[tokio::test]
-async fn a_claim_that_waits_is_told_its_place() {
+async fn a_waiting_claim_gets_its_place() {
     let (at, client) = (one().await, Client::new());
     client.take(&at, client.claim(), "a").await;
     for ahead in 0..2 {
@@ -141,7 +141,7 @@ async fn a_renewal_with_another_token_or_of_nothing_is_lost() {
 }
 
 #[tokio::test]
-async fn whoever_asks_for_the_lock_is_heard_with_the_next_renewal() {
+async fn a_request_to_release_comes_with_the_next_renewal() {
     let (at, client) = (one().await, Client::new());
     let id = client.claim();
     let token = client.take(&at, id, "a").await;
@@ -279,7 +279,7 @@ async fn a_look_waits_for_a_change() {
     };
     let (lock, _) = tokio::join!(watched, released);
     assert_eq!(lock["token"], Value::Null);
-    // What has changed already is answered at once, what does not change when the time is over.
+    // A change that has already happened is answered at once. Without a change the answer comes when the time is over.
     assert_eq!(
         ask(&at, "GET", &path, "").await.is(200)["token"],
         Value::Null
@@ -339,7 +339,7 @@ async fn a_sequencer_is_checked() {
 }
 
 #[tokio::test]
-async fn a_hold_is_attested_to_whoever_joins_it() {
+async fn a_hold_is_attested_to_a_process_that_joins_it() {
     let (at, client) = (one().await, Client::new());
     client
         .put(&at, client.claim(), json!({"name": "a", "owner": "me"}))
@@ -394,7 +394,7 @@ async fn the_store_says_what_it_promises() {
 }
 
 #[tokio::test]
-async fn a_grant_that_ends_is_told_as_it_is() {
+async fn a_renewal_and_a_release_report_that_the_grant_has_ended() {
     let (at, client) = (one().await, Client::new());
     let id = client.claim();
     let taken = client
@@ -410,7 +410,7 @@ async fn a_grant_that_ends_is_told_as_it_is() {
         client.release(&at, id, "a").await.is(200)["released"],
         "already-expired"
     );
-    // An id may be placed again until it was released.
+    // A client may place an id again until it has released the claim.
     let again = client.put(&at, id, json!({"name": "a"})).await;
     again.is(200);
     assert!(again.number("token") > token);
@@ -447,7 +447,7 @@ impl fmt::Display for Plain {
     }
 }
 
-/// A limit of the configuration is not blamed on the store.
+/// A limit of the configuration must not be reported as a limit of the store.
 #[tokio::test]
 async fn a_lease_beyond_the_configured_limit_names_it() {
     let mut config = fencelock_server::Config::default();
@@ -462,7 +462,7 @@ async fn a_lease_beyond_the_configured_limit_names_it() {
     assert!(!detail.contains("store"), "{detail}");
 }
 
-/// Who names no lease gets one that the service offers, and the same with each renewal.
+/// A claim or renewal without a ttl gets one that the service allows.
 #[tokio::test]
 async fn a_lease_that_is_not_named_is_no_longer_than_the_longest() {
     let mut config = fencelock_server::Config::default();
@@ -484,7 +484,7 @@ async fn a_lease_that_is_not_named_is_no_longer_than_the_longest() {
     let many = client.ask(&at, "POST", "/v1/renewals", &many).await.is(200);
     assert_eq!(many["claims"][0]["full_ttl"], true);
     client.release(&at, id, "c").await.is(200);
-    // One that was named is not changed.
+    // A ttl that was named is not changed.
     let named = ask(&at, "POST", "/v1/claims", r#"{"name":"d","ttl_ms":30000}"#);
     named.await.is_problem(422, "unsupported");
 }

@@ -1,4 +1,4 @@
-//! Polls: hand-offs, replicas that share a store, clients that go away, requests that come twice or late.
+//! Polls: hand-offs, replicas that share a store, clients that go away, requests that arrive twice or late.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -67,7 +67,7 @@ async fn a_claim_goes_on_at_any_replica() {
     let (holds, waits) = (client.claim(), client.claim());
     let token = client.take(&one, holds, "a").await;
     client.renew(&other, holds, "a", token).await.is(200);
-    // The waiter keeps its place before the one that comes later.
+    // The waiter keeps its place before a later one.
     client.poll(&one, waits, "a", 0).await.is(202);
     client.poll(&one, client.claim(), "a", 0).await.is(202);
     let moved = client.poll(&other, waits, "a", 0).await.is(202);
@@ -98,7 +98,7 @@ async fn a_replica_that_ends_without_notice_costs_a_request() {
     let mut rest = Vec::new();
     let ended = tokio::io::AsyncReadExt::read_to_end(&mut stream, &mut rest).await;
     assert!(ended.is_err() || rest.is_empty(), "{rest:?}");
-    // Its place is still there.
+    // It still has its place.
     client.poll(&lives, client.claim(), "a", 0).await.is(202);
     let moved = client.poll(&lives, waits, "a", 0).await.is(202);
     assert_eq!(moved["ahead"], 0);
@@ -231,10 +231,10 @@ async fn a_client_that_goes_away_keeps_its_place_for_a_window_and_is_forgotten()
     timeout(Duration::from_millis(800), ended)
         .await
         .expect("the poll went on");
-    // Nothing was undone: it has its place, and nobody asks for it.
+    // Nothing was undone: the claim has its place, and no client asks for it.
     assert_eq!(waiters(&look(&at, "a").await), 1);
     assert_eq!((meter.counts().withdrawn, at.service().claims()), (0, 1));
-    until(&at, "a", "waited for by nobody", |lock| waiters(lock) == 0).await;
+    until(&at, "a", "without a waiter", |lock| waiters(lock) == 0).await;
     let forgotten = async {
         while at.service().claims() > 0 {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -293,14 +293,14 @@ async fn draining_answers_polls_and_serves_renewals_and_releases() {
     crate::client::ask(&at, "GET", "/healthz", "").await.is(200);
     let refused = client.put(&at, client.claim(), json!({"name": "b"})).await;
     refused.is_problem(503, "draining");
-    // One that would wait is refused, too: it has no place here that it could lose.
+    // A claim that would have to wait is also refused: it has no place here that it could lose.
     let refused = client.poll(&at, client.claim(), "a", 60_000).await;
     refused.is_problem(503, "draining");
     assert_eq!(waiters(&look(&at, "a").await), 1);
     let simple = crate::client::ask(&at, "POST", "/v1/claims", r#"{"name":"b"}"#).await;
     simple.is_problem(503, "draining");
     assert!(is_free(&look(&at, "b").await));
-    // A waiter of this replica is served, if not waited for.
+    // A waiter of this replica is served, but not waited for.
     client.poll(&at, waits, "a", 60_000).await.is(202);
     client.renew(&at, holds, "a", token).await.is(200);
     client.release(&at, holds, "a").await.is(200);

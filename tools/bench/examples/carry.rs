@@ -1,12 +1,13 @@
-//! What a server carries: a simulation of clients that take, hold, renew and release locks, with service times that were
-//! measured. docs/scale.md compares it with measurements. The same arguments always give the same figures.
+//! The capacity of a server: a simulation of clients that take, hold, renew and release locks, with service times that
+//! were measured. docs/scale.md compares it with measurements. The same arguments always give the same figures.
 //!
 //! ```sh
 //! cargo run --release -p fencelock-bench --example carry -- --workers 64 --take 3.5us --release 3.5us
 //! ```
 //!
-//! A request needs a core of the client's machine, travels, needs a core of the server, and its answer travels back. Both
-//! machines serve what comes in order. A request takes between half and one and a half of its service time.
+//! A request needs a core of the client's machine, travels, needs a core of the server, and its answer travels back.
+//! Both machines serve requests in order of arrival. A request takes between half and one and a half of its service
+//! time.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -15,10 +16,10 @@ use std::time::Duration;
 
 use clap::Parser;
 
-/// A simulation ends after that many events, however long its period is.
+/// A simulation ends after this number of events, however long its period is.
 const MOST_EVENTS: u64 = 50_000_000;
 
-/// What a server carries: a simulation.
+/// The capacity of a server: a simulation.
 #[derive(Clone, Debug, Parser)]
 struct Load {
     /// Tasks that take and release locks
@@ -37,7 +38,7 @@ struct Load {
     #[arg(long, default_value = "0ms", value_parser = duration, value_name = "DUR")]
     hold: Duration,
 
-    /// Locks that are held and renewed beside that
+    /// Other locks that are held and renewed meanwhile
     #[arg(long, default_value_t = 0, value_name = "N")]
     holds: usize,
 
@@ -45,7 +46,7 @@ struct Load {
     #[arg(long, default_value = "30s", value_parser = duration, value_name = "DUR")]
     ttl: Duration,
 
-    /// How many one request renews
+    /// How many holds one request renews
     #[arg(long, default_value_t = 500, value_name = "N")]
     batch: usize,
 
@@ -53,11 +54,11 @@ struct Load {
     #[arg(long, default_value = "3500ns", value_parser = duration, value_name = "DUR")]
     take: Duration,
 
-    /// What it needs to release it, and to tell the next waiter
+    /// What the server needs to release a lock, and to notify the next waiter
     #[arg(long, default_value = "3500ns", value_parser = duration, value_name = "DUR")]
     release: Duration,
 
-    /// What it needs to renew one hold
+    /// What the server needs to renew one hold
     #[arg(long, default_value = "2us", value_parser = duration, value_name = "DUR")]
     renew: Duration,
 
@@ -65,7 +66,7 @@ struct Load {
     #[arg(long, default_value = "2us", value_parser = duration, value_name = "DUR")]
     client: Duration,
 
-    /// What it needs to renew one hold
+    /// What the client's machine needs to renew one hold
     #[arg(long, default_value = "1us", value_parser = duration, value_name = "DUR")]
     client_renew: Duration,
 
@@ -81,11 +82,11 @@ struct Load {
     #[arg(long, default_value_t = 1, value_name = "N")]
     client_cores: usize,
 
-    /// The time that is simulated
+    /// The simulated time
     #[arg(long, default_value = "20s", value_parser = duration, value_name = "DUR")]
     period: Duration,
 
-    /// Where the random numbers begin
+    /// The seed of the random numbers
     #[arg(long, default_value_t = 1, value_name = "N")]
     seed: u64,
 }
@@ -116,7 +117,7 @@ enum Event {
     Renewed(usize),
 }
 
-/// A machine's cores, and what waits for one.
+/// A machine's cores, and the requests that wait for one.
 #[derive(Debug)]
 struct Machine {
     free: usize,
@@ -124,7 +125,7 @@ struct Machine {
     used: u64,
 }
 
-/// What came out.
+/// The results.
 #[derive(Clone, Debug, PartialEq)]
 struct Outcome {
     pairs_per_s: f64,
@@ -144,14 +145,14 @@ struct Outcome {
 struct Simulation {
     load: Load,
     now: u64,
-    /// Distinguishes events of the same time, and keeps their order.
+    /// Keeps the order of events at the same time.
     count: u64,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     machines: [Machine; 2],
     names: Vec<Option<usize>>,
     queues: Vec<VecDeque<usize>>,
     name_of: Vec<usize>,
-    /// When each worker asked, and when each batch was sent.
+    /// When each worker sent its request, and when each batch was sent.
     asked: Vec<u64>,
     sent: Vec<u64>,
     random: u64,
@@ -197,7 +198,7 @@ impl Simulation {
             this.after(first, Event::Begin(Request::Take(worker)));
         }
         for batch in 0..batches {
-            // The holds began one after the other, so their renewals are spread.
+            // The holds began one after the other, so their renewals are spread over time.
             let first = this.interval() * batch as u64 / batches as u64;
             this.after(first, Event::Begin(Request::Renew(batch)));
         }
@@ -250,7 +251,7 @@ impl Simulation {
         }
     }
 
-    /// The server has done what was asked, and its answer travels.
+    /// The server has served the request, and its answer travels.
     fn served(&mut self, request: Request, travel: u64) {
         match request {
             Request::Take(worker) => {
@@ -279,7 +280,7 @@ impl Simulation {
         let holds = self.size(batch);
         self.renewed += holds;
         self.slowest_renewal = self.slowest_renewal.max(took);
-        // The lease runs from when the renewal before was sent.
+        // The lease runs from the sending of the previous renewal.
         if self.interval() + took > nanos(self.load.ttl) {
             self.late += holds;
         }
@@ -403,7 +404,7 @@ fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Like the durations of fencelock, and also `us` and `ns`, with a fraction.
+/// Parses durations as fencelock does, and also `us`, `ns` and fractions.
 fn duration(text: &str) -> Result<Duration, String> {
     let units = [("ns", 1e-9), ("us", 1e-6), ("ms", 1e-3), ("s", 1.0)];
     for (unit, seconds) in units {

@@ -1,4 +1,4 @@
-// A worker of the benchmark that locks with Go's clientv3/concurrency; it says what tools/bench/src/worker.rs says.
+// A worker of the benchmark that locks with Go's clientv3/concurrency. Its protocol is in tools/bench/src/worker.rs.
 //
 // Built with Debian's packages golang-go and golang-etcd-server-dev:
 //
@@ -49,7 +49,7 @@ func main() {
 	hosts := strings.SplitN(strings.TrimPrefix(job.URL, "etcd://"), "/", 2)[0]
 	client, err := clientv3.New(clientv3.Config{Endpoints: strings.Split(hosts, ",")})
 	must(err)
-	// The name of a mutex' key is that of its session: each task needs one of its own.
+	// A mutex uses the key of its session, so each task needs its own session.
 	sessions := make([]*concurrency.Session, job.Tasks)
 	for i := range sessions {
 		sessions[i], err = concurrency.NewSession(client, concurrency.WithTTL(30))

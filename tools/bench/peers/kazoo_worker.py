@@ -1,4 +1,4 @@
-"""A worker of the benchmark that locks with kazoo; it says what tools/bench/src/worker.rs says."""
+"""A worker of the benchmark that locks with kazoo. Its protocol is in tools/bench/src/worker.rs."""
 
 import json
 import sys

@@ -1,8 +1,8 @@
-// node-redlock 5 with ioredis, as a contender of the benchmark. Started with HOST:PORT of each node, in the directory where
-// tools/interop/setup.sh has installed it.
+// node-redlock 5 with ioredis, as a contender of the benchmark. Its arguments are HOST:PORT of each node. It is started
+// in the directory where tools/interop/setup.sh has installed it.
 //
-// One line of JSON on stdin, `{"names": [["name", …], …], "ms": PERIOD}`: as many workers as there are lists, each of which
-// takes and releases its names in turn for so long. Answers with the number of pairs.
+// It reads one line of JSON on stdin, `{"names": [["name", …], …], "ms": PERIOD}`. It runs one worker for each list; a
+// worker takes and releases its names in turn for PERIOD. The answer is the number of pairs.
 
 import { createRequire } from "node:module";
 import { createInterface } from "node:readline";
@@ -35,7 +35,7 @@ async function pairs({ names, ms }) {
   return all.reduce((sum, pairs) => sum + pairs, 0);
 }
 
-// So that its code is compiled.
+// A first use, so that the code is compiled.
 await pairs({ names: [[`warm-up/${process.pid}`]], ms: 1000 });
 console.log("ready");
 for await (const line of createInterface({ input: process.stdin })) console.log(await pairs(JSON.parse(line)));

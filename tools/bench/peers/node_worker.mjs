@@ -1,7 +1,7 @@
-// A worker of the benchmark that locks with node-redlock 5 and ioredis on one server; it says what
-// tools/bench/src/worker.rs says. Started with the directory where tools/interop/setup.sh has installed them.
+// A worker of the benchmark that locks with node-redlock 5 and ioredis on one server. Its protocol is in
+// tools/bench/src/worker.rs. Its argument is the directory where tools/interop/setup.sh has installed them.
 //
-// The library is as it is by default, but for a lease of 30 s and for waiting without an end.
+// The library has its default options, except a lease of 30 s and a wait without a limit.
 
 import { createRequire } from "node:module";
 import { createInterface } from "node:readline";
@@ -11,7 +11,7 @@ const require = createRequire(join(process.argv[2], "from-here.js"));
 const Redis = require("ioredis");
 const { default: Redlock } = require("redlock5");
 
-// The boot clock: that of the process is the monotonic one, which stands still in suspend.
+// The boot clock. Node's own clock is the monotonic one, which stops in suspend.
 const { readFileSync } = require("node:fs");
 const ahead = (() => {
   const uptime = BigInt(Math.round(Number(readFileSync("/proc/uptime", "utf8").split(" ")[0]) * 100)) * 10_000_000n;
@@ -30,7 +30,7 @@ const redlock = new Redlock([redis], { retryCount: -1 });
 redlock.on("error", () => {});
 const acquire = (name) => redlock.acquire([name], 30_000);
 
-// Connects, and loads scripts.
+// Connect, and load scripts.
 await (await acquire(`${job.name}/warm-up/${job.first}`)).release();
 console.log("ready");
 const until = BigInt((await line()).split(" ")[1]);

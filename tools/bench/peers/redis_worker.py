@@ -1,7 +1,7 @@
-"""A worker of the benchmark that locks with a library for Python: redis-py, redlock-py or pottery. It says what
-tools/bench/src/worker.rs says.
+"""A worker of the benchmark that locks with a library for Python: redis-py, redlock-py or pottery. Its protocol
+is in tools/bench/src/worker.rs.
 
-Each library is as it is by default, but for a lease of 30 s and for waiting without an end.
+Each library has its default options, except a lease of 30 s and a wait without a limit.
 """
 
 import json
@@ -94,7 +94,7 @@ def hold(lock, name, number):
 
 job = json.loads(sys.stdin.readline())
 lock = libraries[job["who"]](urlsplit(job["url"]))
-# Connects, and loads scripts.
+# Connect, and load scripts.
 acquire, release = lock(f"{job['name']}/warm-up/{job['first']}")
 acquire()
 release()

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What waiting polls cost one replica of the lock service: its memory and its CPU time, by /proc.
+"""What waiting polls cost one replica of the lock service: its memory and its CPU time, from /proc.
 
     polls.py URL PID [--waiters 10000] [--names 100] [--seconds 30]
 
-PID is the process of the replica. Each waiter has a connection and a claim key of its own, and polls as a client does. One more
-claim holds each name meanwhile. Python takes CPU time of its own, which is printed, too."""
+PID is the process of the replica. Each waiter has its own connection and claim key, and polls as a client does.
+Meanwhile one more claim holds each name. The CPU time of this program is printed, too."""
 
 import argparse
 import asyncio

@@ -15,7 +15,7 @@ pub enum Case {
     Within,
     /// Many locks held at once.
     Holds,
-    /// How one client scales; only when it is named.
+    /// How one client scales; measured only if it is named.
     Scale,
 }
 
@@ -73,7 +73,7 @@ pub struct Args {
     #[arg(long, default_value_t = 10_000, value_name = "N")]
     pub holds: usize,
 
-    /// The ttl of these holds, which last longer than that
+    /// The ttl of these holds, which last longer than the ttl
     #[arg(long, default_value = "30s", value_parser = duration, value_name = "DUR")]
     pub ttl: Duration,
 
@@ -99,7 +99,7 @@ pub struct Args {
     )]
     pub scale_spread: Vec<usize>,
 
-    /// How many names these are
+    /// The number of these names
     #[arg(long, default_value_t = 10_000, value_name = "N")]
     pub scale_names: usize,
 

@@ -66,7 +66,7 @@ impl Bench<'_> {
 
     /// Whether each waiter has a client of its own: first shared clients, then own clients if that makes sense.
     pub(crate) fn clients(&self) -> Result<Vec<bool>> {
-        // On SQLite each client has threads and open files of its own: too many for a thousand waiters.
+        // On SQLite each client has its own threads and open files: too many for a thousand waiters.
         let own_clients = engine(self.url)? != "sqlite";
         Ok(if own_clients {
             vec![false, true]
@@ -126,7 +126,7 @@ impl Bench<'_> {
         #[cfg(not(feature = "redis"))]
         Err(crate::bare::failed(
             "the benchmark",
-            format!("nothing counts for {period:?}"),
+            format!("commands cannot be counted for {period:?}"),
         ))
     }
     /// How many commands the server has run so far, if it counts them.

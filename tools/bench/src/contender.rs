@@ -67,7 +67,7 @@ impl Who {
         }
     }
 
-    /// Whether it runs as a part of this program.
+    /// Whether it runs in this program.
     pub(crate) fn runs_here(self) -> bool {
         #[cfg(feature = "peers")]
         if matches!(self, Self::Foreign(_)) {
@@ -84,7 +84,7 @@ impl Who {
         true
     }
 
-    /// Whether one can hold the lock while others queue, until it is told.
+    /// Whether one task can hold the lock while others queue, until it is told to release.
     pub(crate) fn drains(self) -> bool {
         #[cfg(feature = "peers")]
         if matches!(self, Self::Foreign(_)) {
@@ -268,7 +268,7 @@ impl Contender {
                 }
                 Ok(pairs)
             }
-            Self::BareShards(..) => Err(failed("a set", "its tasks are those of its stores")),
+            Self::BareShards(..) => Err(failed("a set", "each of its stores has its own tasks")),
             #[cfg(feature = "redis")]
             Self::BareRedis(bare) => bare.pairs(names, until).await,
             #[cfg(feature = "redis")]
@@ -300,7 +300,7 @@ impl Contender {
                 Ok(pairs)
             }
             #[cfg(feature = "peers")]
-            Self::NodeRedlock(_) => Err(failed("node-redlock", "its tasks are its own")),
+            Self::NodeRedlock(_) => Err(failed("node-redlock", "it runs its own tasks")),
         }
     }
 
@@ -327,12 +327,12 @@ impl Contender {
             }
             #[cfg(feature = "etcd")]
             Self::BareEtcd(bare) => Ok(Held::LockService(Box::new(bare.lock(name).await?))),
-            _ => Err(failed("the bare client", "it cannot wait")),
+            _ => Err(failed("the bare client", "it cannot wait for a lock")),
         }
     }
 }
 
-/// The pairs of a client, which may be one of several.
+/// The pairs of one client. A contender may have several clients.
 fn pairs_of(
     client: Contender,
     names: Vec<Vec<String>>,
@@ -371,7 +371,7 @@ impl Held {
 
 #[cfg(any(feature = "etcd", feature = "zookeeper", feature = "peers"))]
 fn elsewhere(who: Who) -> fencelock::Error {
-    failed(who.name(), "it runs in processes of its own only")
+    failed(who.name(), "it runs only in processes of its own")
 }
 
 /// The engine of a store's URL: `redis`, `sqlite`, `memory`, or the scheme itself.

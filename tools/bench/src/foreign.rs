@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 const PYTHON: &str = include_str!("../peers/redis_worker.py");
 const NODE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/peers/node_worker.mjs");
 
-/// Such a library.
+/// A library of another language.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Foreign {
     RedisPy,
@@ -59,7 +59,7 @@ impl Foreign {
     }
 }
 
-/// Where tools/interop/setup.sh installs: beside the profiles in the target directory. `None` if `part` is not there.
+/// Where tools/interop/setup.sh installs: next to the profiles in the target directory. `None` if `part` is not there.
 pub(crate) fn interop(part: &str) -> Option<PathBuf> {
     let program = std::env::current_exe().ok()?;
     let mut above = program.ancestors();

@@ -1,4 +1,4 @@
-//! Many locks held at once: the client's cost of their renewals.
+//! Many locks held at once: what their renewals cost the client.
 
 use fencelock::{Client, Clock, Guard, Release, Result};
 use serde_json::json;
@@ -18,7 +18,7 @@ const TAKERS: usize = 64;
 pub(crate) async fn measure(bench: &Bench<'_>) -> Result<Section> {
     let (count, ttl) = (bench.args.holds, bench.args.ttl);
     let client = fencelock::connect(bench.url).await?;
-    // The buffers and tables of the first locks do not count as the cost of a hold.
+    // The buffers and tables of the first locks must not count as the cost of a hold.
     let warm = take(bench, &client, count.min(1000), "warm").await?;
     release(warm).await?;
     let before = resident();
@@ -42,9 +42,9 @@ pub(crate) async fn measure(bench: &Bench<'_>) -> Result<Section> {
     Ok(Section {
         title: format!("Many holds, {}", engine(bench.url)?),
         note: format!(
-            "One client holds that many locks for {}, which is longer than their ttl, and renews them. The CPU is this \
-             process's, of one core; the memory is the growth of its resident set, guards and names included. Lost: \
-             holds that were not valid at the end, or not ours when released.",
+            "One client holds that many locks for {}, which is longer than their ttl, and renews them. CPU: of this \
+             process, in percent of one core. Memory: the growth of its resident set, including guards and names. \
+             Lost: holds that were not valid at the end, or not ours when released.",
             time(period)
         ),
         head: vec![
@@ -89,7 +89,7 @@ async fn take(bench: &Bench<'_>, client: &Client, count: usize, what: &str) -> R
     Ok(all)
 }
 
-/// How many of them were no longer held.
+/// How many locks were no longer held.
 async fn release(guards: Vec<Guard>) -> Result<usize> {
     let mut guards = guards.into_iter();
     let mut not_ours = 0;

@@ -35,12 +35,13 @@ struct Round {
 /// The closed loop.
 pub(crate) async fn measure_loop(bench: &Bench<'_>) -> Result<Section> {
     let mut section = Section {
-        title: format!("Hot lock, closed loop, {}", engine(bench.url)?),
-        note: "Waiters spread over processes, each asking again as soon as it has released; medians over rounds. A gap \
-               lasts from the begin of a release to the moment when the next holder knows. A round trip is the median \
-               PING (PostgreSQL: SELECT 1) of the same run, or a write where there is none. Commands are what clients sent per \
-               hand-off. Share: the most served waiter \
-               against the least served (inf: a waiter was never served). Tokens were checked to increase, and holds not to overlap."
+        title: format!("Contended lock, closed loop, {}", engine(bench.url)?),
+        note: "Waiters are spread over processes; each one requests the lock again as soon as it has released it; \
+               medians over rounds. A gap lasts from the beginning of a release until the next holder knows of its \
+               grant. A round trip is the median PING (PostgreSQL: SELECT 1) of the same run, or a write where there \
+               is none. Commands: sent by clients per hand-off. Share: the turns of the most served waiter, divided by \
+               those of the least served (inf: a waiter was never served). The run checks that tokens increase and \
+               that holds do not overlap."
             .into(),
         head: vec![
             "waiters", "processes", "clients", "who", "hand-offs/s", "gap p50", "gap p99", "p50 in round trips",
@@ -70,9 +71,9 @@ pub(crate) async fn measure_loop(bench: &Bench<'_>) -> Result<Section> {
 /// The drain.
 pub(crate) async fn measure_drain(bench: &Bench<'_>) -> Result<Section> {
     let mut section = Section {
-        title: format!("Hot lock, drain, {}", engine(bench.url)?),
+        title: format!("Contended lock, drain, {}", engine(bench.url)?),
         note: "All waiters queue, then the holder releases and each takes the lock once; medians over rounds. This is \
-               the fair number for locks that poll: in a closed loop the releasing task gets a polled lock again."
+               the fair figure for locks that poll: in a closed loop the task that releases such a lock gets it again."
             .into(),
         head: vec![
             "waiters", "processes", "clients", "who", "hand-offs/s", "gap p50", "gap p99", "p50 in round trips",
@@ -98,7 +99,7 @@ pub(crate) async fn measure_drain(bench: &Bench<'_>) -> Result<Section> {
     Ok(section)
 }
 
-/// The contenders. Peers have one client per process.
+/// The contenders. Each process of a peer has one client.
 fn whos(bench: &Bench<'_>, own_clients: bool) -> Result<Vec<Who>> {
     #[cfg(feature = "peers")]
     if bench.args.peers && !own_clients && engine(bench.url)? == "redis" {
@@ -154,7 +155,7 @@ async fn one_loop(bench: &Bench<'_>, who: Who, waiters: usize, own_clients: bool
     let jobs = jobs(bench, Act::Loop, who, waiters, own_clients);
     let mut workers = Workers::start(bench, &jobs).await?;
     let from = Clock::Boot.now() + WARM_UP;
-    // Long enough for many turns of each waiter.
+    // Long enough that each waiter has many turns.
     let longer = u32::try_from(waiters / 250).unwrap_or(1).max(1);
     let until = from + bench.args.period * longer;
     let counts = bench.counts()?;
@@ -201,7 +202,7 @@ async fn one_drain(
     let mut workers = Workers::start(bench, &jobs).await?;
     workers.go(Clock::Boot.now()).await?;
     workers.all_waiting().await?;
-    // Peers do not report their waiters. In this time each has tried once, and their delays have spread.
+    // Peers do not report their waiters. In this time each waiter has tried once, and their delays have spread.
     tokio::time::sleep(Duration::from_millis(500)).await;
     let held = holder.release().await?;
     let leaving = held.leaving;
@@ -211,13 +212,13 @@ async fn one_drain(
     let last = all.last().map_or(leaving, |a| a.granted);
     let mut round = judge(&all, leaving, last + 1)?;
     round.per_s = (all.len() - 1) as f64 / Duration::from_nanos(last - leaving).as_secs_f64();
-    // Counted from the release: the time in the queue before it depends on the benchmark alone.
+    // Counted from the release. The time in the queue before it depends on the benchmark alone.
     round.longest_wait = (last - leaving) as f64;
     round.round_trip = round_trip;
     Ok(round)
 }
 
-/// Who holds the lock while the others queue: this process, or one of the contender's own.
+/// The holder while the others queue: this process, or one of the contender's own.
 enum Holder {
     Here(Box<Contender>, Held, usize),
     There(Workers),
@@ -247,7 +248,7 @@ impl Holder {
         Ok(Self::There(workers))
     }
 
-    /// Releases. Returns what it held, from the release on.
+    /// Releases the lock. Returns its time as an acquisition that ends with the release.
     async fn release(self) -> Result<Acquisition> {
         match self {
             Self::Here(client, held, task) => {
@@ -301,7 +302,7 @@ fn judge(all: &[Acquisition], from: u64, until: u64) -> Result<Round> {
         .map(|pair| (pair[1].granted - pair[0].leaving) as f64)
         .collect();
     let (Some(gap_p50), Some(gap_p99)) = (median(&gaps), percentile(&gaps, 99.0)) else {
-        return Err(failed("the hot lock", "it was never handed over"));
+        return Err(failed("the contended lock", "it was never handed over"));
     };
     let waits = within(all, from, until).map(|a| (a.granted - a.asked) as f64);
     Ok(Round {

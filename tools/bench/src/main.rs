@@ -42,8 +42,8 @@ struct Command {
     #[arg(long, value_name = "OPTIONS", requires = "start")]
     options: Option<String>,
 
-    /// Start this `fencelock` program as a lock service before the redis-server, on the same core, and measure it in turns with
-    /// that server without it
+    /// Start this `fencelock` program as a lock service on the same core as the redis-server. Measure the server with
+    /// and without the service, in turns
     #[cfg(feature = "http")]
     #[arg(long, value_name = "PROGRAM", conflicts_with_all = ["store", "nodes", "start"])]
     serve: Option<std::path::PathBuf>,
@@ -134,7 +134,7 @@ fn measure(command: &Command) -> Result<(), Box<dyn std::error::Error>> {
     }
     let other = command.start.map(Server::start).transpose()?;
     if pinned {
-        // Before any thread or process is started, so that all inherit it.
+        // Before any thread or process starts, so that all inherit it.
         pin_to(1)?;
     }
     #[cfg(feature = "http")]
@@ -167,7 +167,7 @@ struct Service {
 
 #[cfg(feature = "http")]
 impl Service {
-    /// Starts it, on the core of the redis-server if that is pinned.
+    /// Starts it. If the redis-server is pinned to a core, the service uses the same core.
     fn start(
         program: &Path,
         store: &str,

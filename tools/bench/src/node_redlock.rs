@@ -52,7 +52,7 @@ impl NodeRedlock {
         let mut running = self.0.lock().await;
         let period = until.since(Clock::Boot.now());
         let job = format!("{}\n", json!({"names": names, "ms": period.as_millis()}));
-        let gone = || failed("node-redlock", "it takes no job");
+        let gone = || failed("node-redlock", "it does not read its job");
         let stdin = running.child.stdin.as_mut().ok_or_else(gone)?;
         let told = stdin.write_all(job.as_bytes()).await;
         told.map_err(|error| failed("node-redlock", error))?;
@@ -65,6 +65,6 @@ impl Running {
     async fn line(&mut self) -> Result<String> {
         let line = self.lines.next_line().await;
         let line = line.map_err(|error| failed("node-redlock", error))?;
-        line.ok_or_else(|| failed("node-redlock", "it ended; what it said is on stderr"))
+        line.ok_or_else(|| failed("node-redlock", "it ended; its error is on stderr"))
     }
 }

@@ -51,7 +51,7 @@ pub(crate) async fn measure(bench: &Bench<'_>) -> Result<Section> {
         let mut rates = vec![Vec::new(); whos.len()];
         for round in 0..bench.args.rounds {
             for turn in 0..whos.len() {
-                // The order turns round with each round, so that a drift of the machine favours no contender.
+                // The order is reversed in each round, so that a drift of the machine favours no contender.
                 let at = if round % 2 == 0 {
                     turn
                 } else {
@@ -99,7 +99,7 @@ async fn one(bench: &Bench<'_>, who: Who, workers: usize, names: usize) -> Resul
     let (begun, pairs, ended);
     if bench.args.pair_processes == 1 && who.runs_here() {
         let contender = Contender::open(who, bench.url_of(who)).await?;
-        // Loads scripts, seeds counters.
+        // Load scripts and seed counters before the measurement.
         let warm = Clock::Boot.now() + Duration::from_millis(50);
         contender.pairs(job(0).names_of_tasks(), warm).await?;
         begun = Clock::Boot.now();
@@ -119,12 +119,12 @@ async fn one(bench: &Bench<'_>, who: Who, workers: usize, names: usize) -> Resul
     if pairs == 0 {
         return Err(failed(who.name(), "it made no pair at all"));
     }
-    // Not the period: the last pair of each worker ends after it.
+    // Until the last worker has ended, not the period: the last pair of each worker ends later.
     let took = ended.since(begun).max(Duration::from_nanos(1));
     Ok(pairs as f64 / took.as_secs_f64())
 }
 
-/// The rate of one worker of the bare client, for comparison with hand-offs that need the store.
+/// The rate of one worker of the bare client, to compare hand-offs with.
 pub(crate) async fn bare_rate(bench: &Bench<'_>) -> Result<f64> {
     one(bench, Who::Bare, 1, 1).await
 }

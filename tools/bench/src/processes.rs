@@ -1,4 +1,4 @@
-//! What this process and the servers that it started have used: CPU time and memory, as Linux tells them in /proc.
+//! The CPU time and memory of this process and of the servers that it started, from Linux's /proc.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -9,16 +9,16 @@ use rustix::time::{ClockId, clock_gettime};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Usage {
     pub(crate) cpu: Duration,
-    /// In bytes. What several processes share is counted once.
+    /// In bytes. Memory that several processes share is counted once.
     pub(crate) memory: u64,
 }
 
-/// One process, as /proc/PID/stat tells it.
+/// One process, from /proc/PID/stat.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Stat {
     program: String,
     parent: i32,
-    /// Also that of the children that have ended.
+    /// Includes the children that have ended.
     cpu: Duration,
 }
 
@@ -41,13 +41,13 @@ pub(crate) fn peak() -> Option<u64> {
     own("VmHWM:")
 }
 
-/// Begins to look for the most resident memory anew. Without that right the peak is that of the whole run.
+/// Starts a new measurement of the peak. Without the right to do so, the peak is that of the whole run.
 pub(crate) fn forget_peak() {
     let _ = std::fs::write("/proc/self/clear_refs", "5");
 }
 
-/// What the servers have used that this process started, with the processes that those have started: by program, since a
-/// server may be several processes.
+/// The usage of the servers that this process started, and of their child processes. Grouped by program, since a server
+/// may have several processes.
 pub(crate) fn started() -> BTreeMap<String, Usage> {
     let all = all();
     let mut ours: BTreeSet<i32> = BTreeSet::new();
@@ -82,13 +82,14 @@ fn all() -> BTreeMap<i32, Stat> {
 
 /// Reads one line of /proc/PID/stat: `PID (program) state parent ...`.
 fn stat(text: &str) -> Option<Stat> {
-    /// Linux counts the time of programs in hundredths of a second here, on every machine.
+    /// On every machine Linux shows CPU time in hundredths of a second here.
     const TICK: Duration = Duration::from_millis(10);
     // The name may have spaces and brackets.
     let (before, after) = text.rsplit_once(')')?;
     let program = before.split_once('(')?.1.to_owned();
     let fields: Vec<&str> = after.split_whitespace().collect();
-    // From the third field on: the parent is the fourth, and the times are those from the fourteenth to the seventeenth.
+    // The fields from the third on: the parent is the fourth field, and the times are the fourteenth to the
+    // seventeenth.
     let ticks = fields.get(11..15)?.iter().map(|field| field.parse::<u32>());
     let ticks: u32 = ticks.collect::<Result<Vec<_>, _>>().ok()?.iter().sum();
     Some(Stat {
@@ -98,7 +99,7 @@ fn stat(text: &str) -> Option<Stat> {
     })
 }
 
-/// The memory of a process, with its share of what it shares; without the right to see that, all that is resident.
+/// The memory of a process, with its share of shared memory. Without the right to see that, all resident memory.
 fn memory_of(pid: i32) -> u64 {
     let shared = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup"));
     let shared = shared.ok().and_then(|text| kib(&text, "Pss:"));

@@ -1,5 +1,5 @@
-//! How one client scales: many holds at once, many waiters for one name and for many names, many names in turn. What that
-//! costs the client and the servers, what is asked meanwhile, and by what it ends if it does not succeed.
+//! How one client scales: many holds at once, many waiters for one name and for many names, many names in turn. It
+//! shows what that costs the client and the servers, how many requests are sent, and with which error a load fails.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::stats::{or_dash, rate, time};
 /// The number of parallel requests of the loads that do not wait.
 const TAKERS: usize = 64;
 
-/// For how long the waiters may take to stand in the store's queues.
+/// How long the waiters may take to join the store's queues.
 const QUEUES_WITHIN: Duration = Duration::from_secs(60);
 
 /// The measurement under way.
@@ -32,7 +32,7 @@ struct Run<'a> {
     section: Section,
 }
 
-/// What had been used when a phase began.
+/// The usage when a phase began.
 struct Mark {
     at: BootInstant,
     cpu: Duration,
@@ -47,9 +47,9 @@ struct Phase<'a> {
     load: &'a str,
     size: usize,
     what: &'static str,
-    /// How many locks were taken, waited for or released in it.
+    /// How many locks were taken, waited for or released in the phase.
     done: usize,
-    /// Whether its growth of memory is that of what was done.
+    /// Whether the growth of memory in this phase counts for its locks.
     grows: bool,
     errors: Errors,
 }
@@ -69,11 +69,11 @@ impl Errors {
         }
     }
 
-    /// The most frequent one, and how many there were.
+    /// The most frequent error, and how often it came.
     fn shown(&self) -> String {
         let most = self.0.iter().max_by_key(|(_, count)| **count);
         let all: usize = self.0.values().sum();
-        // The name of the lock differs in each, so all are counted with the first.
+        // The lock's name differs in each text, so the first text counts for all.
         most.map_or_else(|| "-".into(), |(text, _)| format!("{all}: {text}"))
     }
 }
@@ -94,7 +94,7 @@ pub(crate) async fn measure(bench: &Bench<'_>) -> Result<Section> {
         meter,
         section: empty(url, bench)?,
     };
-    // The buffers and tables of the first locks do not count as the cost of a hold.
+    // The buffers and tables of the first locks must not count as the cost of a hold.
     let (warm, errors) = run.take("warm", 1000).await?;
     if let Some((text, _)) = errors.0.first_key_value() {
         return Err(failed("the first 1,000 locks", text));
@@ -124,12 +124,12 @@ fn empty(url: &str, bench: &Bench<'_>) -> Result<Section> {
     Ok(Section {
         title: format!("Scale of one client, {}", engine(url)?),
         note: format!(
-            "One client with a ttl of {}; each load in its phases. CPU is in seconds, of this process and of the servers that \
-             it started; memory is the growth in bytes for each lock that was taken or waited for, and the peak of the client. What a \
-             load has freed the next one uses again, so measure memory with one load in a run. \
-             Calls are what the client asked of the store's engine per second, renewals of many holds counting as one; commands \
-             are those that the server counted, those within scripts and this measurement's own included. Errors: how many, \
-             and the text of one.",
+            "One client with a ttl of {}; one row for each phase of a load. CPU is in seconds, of this process and of \
+             the servers that it started; memory is the growth in bytes for each lock that was taken or waited for, \
+             and the peak of the client. The next load uses memory again that a load has freed, so measure memory with \
+             one load in a run. Calls: the client's calls to the store's engine per second; one renewal of many holds \
+             counts as one. Commands: counted by the server, including those within scripts and those of this \
+             measurement. Errors: how many, and the text of one.",
             time(bench.args.ttl)
         ),
         head: vec![
@@ -154,7 +154,7 @@ fn empty(url: &str, bench: &Bench<'_>) -> Result<Section> {
 }
 
 impl Run<'_> {
-    /// Holds that many locks at once, and is idle meanwhile.
+    /// Holds that many locks at once, and then is idle.
     async fn holds(&mut self, count: usize) -> Result<()> {
         let mut phase = Phase::of("holds", count);
         let mark = self.begin().await?;
@@ -169,7 +169,7 @@ impl Run<'_> {
         self.end(&phase, &mark).await
     }
 
-    /// Has that many tasks wait for locks that this client holds, is idle meanwhile, and then lets each have its turn.
+    /// Starts that many tasks that wait for locks of this client, is idle, and then gives each task its turn.
     async fn waiters(&mut self, load: &str, names: usize, count: usize) -> Result<()> {
         let mut phase = Phase::of(load, count);
         let what = format!("waiters-{names}-{count}");
@@ -190,7 +190,7 @@ impl Run<'_> {
         let queued = self.all_queued(&mark, names).await;
         phase.ends("queue", count, true, Errors::default());
         if !queued {
-            let why = format!("not all stood in the queues within {QUEUES_WITHIN:?}");
+            let why = format!("not all waiters were queued within {QUEUES_WITHIN:?}");
             phase.errors.note(&failed("the waiters", why));
         }
         self.end(&phase, &mark).await?;
@@ -208,14 +208,15 @@ impl Run<'_> {
         self.end(&phase, &mark).await
     }
 
-    /// Waits until the first waiter for each name stands in the store's queue; the others are behind it in this process.
+    /// Waits until the first waiter for each name is in the store's queue. The other waiters are queued in this
+    /// process.
     async fn all_queued(&self, mark: &Mark, names: usize) -> bool {
         let until = mark.at + QUEUES_WITHIN;
         while self.meter.counts().waited - mark.calls.waited < names as u64 {
             if Clock::Boot.now() > until {
                 return false;
             }
-            // The servers do the work meanwhile; a pause in this process costs them nothing.
+            // The servers do the work meanwhile. A pause in this process costs them nothing.
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         true
@@ -252,7 +253,7 @@ impl Run<'_> {
         self.end(&phase, &mark).await
     }
 
-    /// Asks for more than a lock may have, and shows the errors.
+    /// Requests more than a lock allows, and shows the errors.
     async fn limits(&mut self) {
         let promises = self.client.promises();
         let (shortest, longest) = (promises.min_ttl, promises.max_ttl);
@@ -278,7 +279,7 @@ impl Run<'_> {
         }
     }
 
-    /// Takes that many locks; until an error, in each of the parallel tasks.
+    /// Takes that many locks in parallel tasks. A task ends at its first error.
     async fn take(&self, what: &str, count: usize) -> Result<(Vec<Guard>, Errors)> {
         let mut takers = JoinSet::new();
         for taker in 0..TAKERS {
@@ -307,7 +308,7 @@ impl Run<'_> {
         Ok((all, errors))
     }
 
-    /// Does nothing for a while; what is asked then are renewals, and what waiters ask again.
+    /// Is idle for a while. Requests in this time are renewals and repeated requests of waiters.
     async fn idle(&mut self, phase: &mut Phase<'_>, guards: &[Guard]) -> Result<()> {
         let mark = self.begin().await?;
         tokio::time::sleep(self.bench.args.scale_idle).await;
@@ -331,12 +332,12 @@ impl Run<'_> {
         })
     }
 
-    /// Writes the row of a phase that ends now.
+    /// Writes the row of a phase that has ended.
     async fn end(&mut self, phase: &Phase<'_>, mark: &Mark) -> Result<()> {
         let used = Used::since(mark, &self.meter, self.bench.commands_so_far().await?);
         self.section.rows.push(phase.row(&used));
         self.section.raw.push(phase.to_json(&used));
-        // Each phase takes its time: show that something goes on.
+        // Each phase takes a while, so show progress.
         if !self.bench.args.json {
             eprintln!("{}: {} {} {}", self.url, phase.load, phase.size, phase.what);
         }
@@ -385,7 +386,7 @@ impl Used {
         count as f64 / self.wall.as_secs_f64().max(1e-9)
     }
 
-    /// A figure of each server, with its program if there are several.
+    /// A figure for each server, with its program's name if there are several.
     fn of_servers(&self, show: impl Fn(&(Duration, f64)) -> String) -> String {
         let only = self.servers.len() == 1;
         let figures = self.servers.iter().map(|(program, used)| match only {

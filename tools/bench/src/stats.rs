@@ -15,8 +15,7 @@ pub(crate) fn percentile(values: &[f64], percent: f64) -> Option<f64> {
     sorted.get(rank.max(1) - 1).copied()
 }
 
-/// The median of the ratios of each of `ours` to the one of `theirs` in the same round, so that a drift between rounds
-/// affects both.
+/// The median of the ratios of `ours` to `theirs` in the same round, so that a drift between rounds affects both.
 pub(crate) fn paired_ratio(ours: &[f64], theirs: &[f64]) -> Option<f64> {
     let ratios: Vec<f64> = ours.iter().zip(theirs).map(|(a, b)| a / b).collect();
     median(&ratios)

@@ -15,13 +15,14 @@ use crate::pairs;
 use crate::report::Section;
 use crate::stats::{median, or_dash, paired_ratio, rate};
 
-/// Measures hand-offs, and one uncontended worker of the bare client for comparison.
+/// Measures hand-offs, and for comparison one uncontended worker of the bare client.
 pub(crate) async fn measure(bench: &Bench<'_>) -> Result<Section> {
     let mut section = Section {
         title: format!("Hand-off inside one process, {}", engine(bench.url)?),
-        note: "Tasks that share one client take one lock in a closed loop; medians over rounds. Beside it what a single \
-               worker of the bare client does uncontended, which is what each hand-off would cost at least if it went \
-               through the store. Tokens were checked to increase. Share: the most served task against the least served."
+        note: "Tasks that share one client take one lock in a closed loop; medians over rounds. For comparison, one \
+               uncontended worker of the bare client: a hand-off through the store would cost at least that much. The \
+               run checks that tokens increase. Share: the turns of the most served task, divided by those of the \
+               least served."
             .into(),
         head: vec!["tasks", "hand-offs/s", "share", "bare pairs/s", "ratio"],
         rows: Vec::new(),
@@ -75,7 +76,7 @@ async fn run(
     period: Duration,
 ) -> Result<(Vec<u64>, f64)> {
     let last = Arc::new(AtomicU64::new(0));
-    // All tasks are queued before the first is granted: a task that does not wait would not let the others begin.
+    // All tasks are queued before the first one is granted. A task that does not wait would not let the others begin.
     let gate = client.lock(name).await?;
     let settling = Duration::from_millis(5);
     let until = Clock::Boot.now() + settling + period;

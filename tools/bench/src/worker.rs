@@ -5,7 +5,7 @@
 //! | --- | --- |
 //! | the job, a line of JSON | connects, then `ready` |
 //! | `go UNTIL` (nanoseconds of the boot clock) | `waiting` once all its tasks have requested the lock |
-//! | `leave` to one that is to hold | |
+//! | `leave` to a worker that holds | |
 //! | | one line for each acquisition, or `pairs COUNT`; then `end` |
 
 use std::process::Stdio;
@@ -48,7 +48,7 @@ pub(crate) struct Job {
     pub(crate) first: usize,
     /// The number of names that each task locks in turn.
     pub(crate) names: usize,
-    /// Whether each task has a client and so a connection of its own.
+    /// Whether each task has its own client, and so its own connection.
     pub(crate) own_clients: bool,
 }
 
@@ -72,7 +72,7 @@ pub(crate) struct Acquisition {
 pub(crate) struct Done {
     pub(crate) acquisitions: Vec<Acquisition>,
     pub(crate) pairs: u64,
-    /// When the last of them was done, in nanoseconds of the boot clock. Processes take their time to end.
+    /// When the last worker was done, in nanoseconds of the boot clock. Processes need more time to end.
     pub(crate) ended: u64,
 }
 
@@ -180,7 +180,7 @@ impl Workers {
         Ok(())
     }
 
-    /// Has those that are to hold release.
+    /// Tells the workers that hold to release.
     pub(crate) async fn leave(&mut self) -> Result<()> {
         for worker in &mut self.workers {
             worker.tell("leave").await?;
@@ -253,10 +253,7 @@ impl Worker {
         let line = self.lines.next_line().await;
         match line.map_err(|error| failed("a worker", error))? {
             Some(line) => Ok(line),
-            None => Err(failed(
-                "a worker",
-                "it ended early; what it said is on stderr",
-            )),
+            None => Err(failed("a worker", "it ended early; its error is on stderr")),
         }
     }
 
@@ -265,7 +262,7 @@ impl Worker {
             line if line == word => Ok(()),
             line => Err(failed(
                 "a worker",
-                format!("it said {line:?} instead of {word:?}"),
+                format!("it wrote {line:?} instead of {word:?}"),
             )),
         }
     }
@@ -290,7 +287,7 @@ impl Worker {
                         token: *token,
                     });
                 }
-                _ => return Err(failed("a worker", format!("it said {line:?}"))),
+                _ => return Err(failed("a worker", format!("it wrote {line:?}"))),
             }
         }
         done.ended = Clock::Boot.now().as_nanos();
@@ -314,14 +311,14 @@ pub async fn run_worker() -> Result<()> {
     println!("ready");
     let go = read_line().await?;
     let until = go.strip_prefix("go ").and_then(|nanos| nanos.parse().ok());
-    let until = until.ok_or_else(|| failed("a worker", format!("told {go:?} instead of go")))?;
+    let until = until.ok_or_else(|| failed("a worker", format!("got {go:?} instead of go")))?;
     let until = BootInstant::from_nanos(until);
     match job.act {
         Act::Pairs => {
             let pairs = contenders[0].pairs(job.names_of_tasks(), until).await?;
             println!("pairs {pairs}");
         }
-        Act::Hold => return Err(failed("a worker", "its parent holds by itself")),
+        Act::Hold => return Err(failed("a worker", "a holder has no job of this kind")),
         Act::Loop | Act::Once => print!("{}", contend(&job, &contenders, until).await?),
     }
     println!("end");
@@ -357,7 +354,7 @@ async fn contend(job: &Job, contenders: &[Contender], until: BootInstant) -> Res
             }
         });
     }
-    // Each task runs once before this task runs again, and is then queued.
+    // Each task runs once before this task runs again, so each is queued.
     tokio::task::yield_now().await;
     tokio::time::sleep(Duration::from_millis(1)).await;
     println!("waiting");
@@ -387,7 +384,7 @@ async fn read_line() -> Result<String> {
     let line = line.map_err(|error| failed("a worker", error))?;
     let line = line.map_err(|error| failed("a worker", error))?;
     match line.trim_end() {
-        "" => Err(failed("a worker", "its parent went away")),
+        "" => Err(failed("a worker", "its parent has ended")),
         line => Ok(line.to_owned()),
     }
 }

@@ -41,7 +41,7 @@ impl Ctx {
         self.claim_window
     }
 
-    /// A time in which everything is done that does not need the end of a lease or a claim window, even on a busy machine.
+    /// Longer than everything that need not wait for the end of a lease or a claim window, even on a busy machine.
     #[must_use]
     pub fn at_once(&self) -> Duration {
         self.claim_window * 3 / 4
@@ -61,13 +61,13 @@ impl Ctx {
             .expect("the case needs a server, so it was opened with one")
     }
 
-    /// A new client, as of another process.
+    /// A new client, like that of another process.
     pub async fn client(&self) -> Client {
         let client = soon("opening the store", self.store.connect()).await;
         client.unwrap_or_else(|error| panic!("the store could not be opened: {error}"))
     }
 
-    /// An engine of the store, as of another process, for what a client does not do.
+    /// An engine of the store, like that of another process, for calls that a client does not make.
     pub async fn engine(&self) -> Arc<dyn Engine> {
         let engine = soon("opening the store", self.store.engine()).await;
         engine.unwrap_or_else(|error| panic!("the store could not be opened: {error}"))
@@ -103,13 +103,13 @@ impl Ctx {
         Remote::start(&self.worker, &self.server().proxied_url()).await
     }
 
-    /// A short ttl that the engine takes.
+    /// A short ttl that the engine accepts.
     #[must_use]
     pub fn ttl(&self, millis: u64) -> Duration {
         Duration::from_millis(millis).max(self.promises.min_ttl)
     }
 
-    /// Waits until `count` claims are queued. For an engine without a queue, waits until they have begun to poll.
+    /// Waits until `count` claims are queued. On an engine without a queue, waits until they have begun to poll.
     pub async fn await_queued(&self, client: &Client, name: &str, count: usize) {
         if self.promises.order == Order::Unordered {
             return sleep(Duration::from_millis(150)).await;

@@ -65,7 +65,7 @@ pub fn main(subjects: &[&dyn Subject], worker: &Path) -> ExitCode {
     let begin = Instant::now();
     let mut failed = Vec::new();
     let mut tests = Vec::new();
-    // Only of subjects that are needed, and all at once: most of this time is servers that start.
+    // Open only the subjects that are needed, all at once: most of this time goes into starting servers.
     let needed = |subject: &&&dyn Subject| {
         let cases = cases();
         let mut names = cases.iter().map(|case| name_of(**subject, case));
@@ -153,7 +153,7 @@ fn runtime(name: &str) -> Runtime {
     builder.build().expect("the system has threads")
 }
 
-/// The promises of a subject. A server for one case may be set up to remember more.
+/// The promises of a subject. A server for one case may be configured to remember more.
 struct Promised {
     store: Promises,
     server: Option<Promises>,
@@ -233,7 +233,7 @@ pub fn run(
             let ended = tokio::time::timeout(LIMIT, (case.run)(ctx)).await;
             ended.map_err(|_| format!("not over after {LIMIT:?}"))
         });
-        // Not by a drop, which would wait for what a failed case has left blocked.
+        // Not by a drop, which would wait for what a failed case still blocks.
         runtime.shutdown_timeout(Duration::from_secs(1));
         outcome
     };
@@ -294,7 +294,7 @@ impl Arguments {
             };
             let mut value = || {
                 let value = inline.clone().or_else(|| given.next());
-                value.ok_or_else(|| format!("{flag} wants a value"))
+                value.ok_or_else(|| format!("{flag} needs a value"))
             };
             match flag {
                 "--exact" => arguments.exact = true,
@@ -304,7 +304,7 @@ impl Arguments {
                     let text = value()?;
                     let threads = text.parse().ok().filter(|threads| *threads > 0);
                     arguments.threads =
-                        threads.ok_or(format!("--test-threads {text}: no number"))?;
+                        threads.ok_or(format!("--test-threads {text}: not a number"))?;
                 }
                 // Accepted without an effect: output is never captured, and there is one format.
                 "--nocapture" | "--no-capture" | "-q" | "--quiet" => {}

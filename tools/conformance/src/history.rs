@@ -31,7 +31,7 @@ pub fn faults(stays: &[Stay]) -> Vec<String> {
             faults.push(format!("one token twice: {:?} and {:?}", pair[0], pair[1]));
         }
     }
-    // Of the holds with lower tokens: the last beginning and the last end, of exclusive holds and of all.
+    // Of the holds with lower tokens: the latest beginning and the latest end, of exclusive holds and of all.
     let mut last_from: Option<Stay> = None;
     let mut last_to: [Option<Stay>; 2] = [None, None];
     for &stay in &sorted {

@@ -1,11 +1,11 @@
-//! Groups of servers that take long to start, used by one case after another.
+//! Groups of servers that take long to start. Cases use them one after another.
 
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use fencelock_testbed::Result;
 
-/// Groups that are free. They end with the last lease.
+/// Groups that are free. They end when the last lease ends.
 pub(crate) struct Pool<G>(Mutex<Weak<Free<G>>>);
 
 struct Free<G>(Mutex<Vec<G>>);

@@ -1,4 +1,4 @@
-//! Another process that locks, controlled by lines of JSON: the side of this process.
+//! Another process that locks, controlled by lines of JSON. This is the controlling side.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -100,7 +100,7 @@ impl Remote {
         answer["ok"].take()
     }
 
-    /// The answer to a request, or what it failed with: `{"error": text}`.
+    /// The answer to a request, or `{"error": text}`.
     pub async fn answer_or_error(&mut self, what: &str, asked: u64) -> Value {
         loop {
             if let Some(answer) = self.answers.remove(&asked) {

@@ -36,22 +36,22 @@ pub trait Subject: Send + Sync {
 /// A store for one case; removed when dropped.
 #[async_trait]
 pub trait Store: Send + Sync {
-    /// Opens the store as another process would: with an engine of its own.
+    /// Opens the store with an engine of its own, as another process would.
     async fn connect(&self) -> fencelock::Result<Client> {
         Client::new(self.engine().await?)
     }
 
-    /// Opens the store's engine as another process would, for cases below the client.
+    /// Opens the store's engine, as another process would, for cases below the client.
     async fn engine(&self) -> fencelock::Result<Arc<dyn Engine>> {
         self.open_at(&self.url()).await
     }
 
-    /// The same at another URL of this store.
+    /// Opens the engine at another URL of this store.
     async fn open_at(&self, url: &str) -> fencelock::Result<Arc<dyn Engine>> {
         fencelock::open_engine(url).await
     }
 
-    /// The id of a claim with which each of these engines can go on.
+    /// An id for a claim that each of these engines can continue.
     fn claim_id(&self) -> ClaimId {
         ClaimIds::new().unwrap().next()
     }
@@ -59,7 +59,7 @@ pub trait Store: Send + Sync {
     /// Its URL.
     fn url(&self) -> String;
 
-    /// The number of keys, rows or nodes in it, without those whose number does not depend on the number of locks.
+    /// The number of keys, rows or nodes in it, except those whose number does not depend on the number of locks.
     async fn leftovers(&self) -> Result<u64>;
 
     /// Its server, if the store was opened with one of its own.
@@ -101,6 +101,6 @@ pub struct Passwords {
     pub right_url: String,
     /// A wrong password.
     pub wrong: String,
-    /// The store's URL with that.
+    /// The store's URL with the wrong password.
     pub wrong_url: String,
 }

@@ -1,4 +1,4 @@
-//! The engines under test, a line each in [`all`].
+//! The engines under test, one line each in [`all`].
 
 mod breaker;
 mod cluster;
@@ -19,7 +19,7 @@ use crate::subject::Subject;
 
 pub use http::OneReplica;
 
-/// With the value `all`, [`all`] has subjects that show little that others do not show, and take long.
+/// With the value `all`, [`all`] also has subjects that take long and rarely find what the others do not find.
 pub const MORE: &str = "FENCELOCK_SUBJECTS";
 
 /// Whether the environment asks for all subjects.

@@ -1,10 +1,10 @@
-//! Waits with a limit that name what they waited for.
+//! Waits with a limit. A wait that fails names what it waited for.
 
 use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
 
-/// How long a case waits for what must happen: much longer than it takes, even on a busy machine.
+/// How long a case waits for what must happen. This takes much less time, even on a busy machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(15);
 
 /// The output of a future, within [`LIMIT`].

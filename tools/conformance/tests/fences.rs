@@ -1,5 +1,6 @@
-//! A holder is stopped past its lease, a successor writes, and the first holder continues and writes. Every kind of fence must
-//! refuse that write every time. Three processes: the sleeper, the successor, and this one with the servers.
+//! A holder is stopped past its lease, a successor writes, and then the first holder continues and writes. Every kind
+//! of fence must refuse that write every time. There are three processes: the sleeper, the successor, and this one with
+//! the servers.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::process::Command;
@@ -17,7 +18,7 @@ use tower_service::Service;
 /// The rounds, with one stop each, and the locks in each round.
 const ROUNDS: usize = 5;
 const LOCKS: usize = 20;
-/// The ttl, which the sleeper exceeds.
+/// The ttl. The sleeper is stopped for longer.
 const TTL: u64 = 400;
 
 /// A process that locks in `store` and writes to a resource.
@@ -66,7 +67,7 @@ async fn the_sleeper_is_refused_every_time(kind: &str, at: &str) {
         // Granted when the leases of the stopped process have ended.
         let won = successor.answer().await;
         assert_eq!(successor.tell("write late").await, all("ok"));
-        // Its first action after it continues.
+        // The first action of the stopped process after it continues.
         sleeper.ask("write too-late");
         sleeper.0.process().resume().unwrap();
         assert_eq!(
@@ -171,7 +172,7 @@ async fn http() {
 
 /// A fence that asks the store refuses all writes while the store does not answer.
 #[tokio::test]
-async fn a_store_that_does_not_answer_lets_nobody_pass() {
+async fn a_store_that_does_not_answer_lets_no_holder_pass() {
     let server = Redis::start().unwrap();
     let asking = fencelock::connect(server.url()).await.unwrap();
     let holder = fencelock::connect(server.url()).await.unwrap();

@@ -1,5 +1,5 @@
-//! A toy engine, written by following CONTRIBUTING.md ("How to add an engine") step by step: leases in a map, waiters that
-//! ask again. It promises little, and passes every conformance case of what it promises.
+//! A toy engine, written by following CONTRIBUTING.md ("How to add an engine") step by step: leases in a map, and
+//! waiters that poll. It promises little, and passes every conformance case of what it promises.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::HashMap;
@@ -19,10 +19,10 @@ use fencelock::{
 };
 use fencelock_conformance::{Needs, Store, Subject, cases, harness};
 
-/// Cases that open the store by its URL; a toy has no scheme in `fencelock::connect`.
+/// Cases that open the store by its URL are skipped: a toy has no scheme in `fencelock::connect`.
 const BY_URL: [&str; 2] = ["promises_are_consistent", "unknown_options_are_refused"];
 
-/// How long a waiter waits before it asks again.
+/// How long a waiter pauses between two polls.
 const POLL: Duration = Duration::from_millis(10);
 
 // Step 1: what the store keeps of a lock.
@@ -74,7 +74,7 @@ impl Toy {
 fn promises() -> Promises {
     Promises::new("toy", "none: client and store share one clock")
         .lock_delay(true)
-        // A waiter is known to its own client alone.
+        // Only its own client knows of a waiter.
         .portable(false)
         .min_ttl(Duration::from_millis(10))
         .max_ttl(Duration::from_secs(365 * 86_400))
@@ -127,7 +127,7 @@ impl Engine for Toy {
         })
     }
 
-    /// Nobody wakes a waiter: the core places its claim again at the recheck.
+    /// No waiter is notified: the core places its claim again at the recheck time.
     async fn wait(&self, _claim: &Claim, place: &Place) -> Result<Option<Grant>> {
         Clock::Boot.sleep_until(place.recheck).await;
         Ok(None)
@@ -184,7 +184,7 @@ impl Engine for Toy {
     }
 }
 
-// Step 4: what people and resources ask. `watch`, `attest` and `diagnose` have defaults.
+// Step 4: inspection for people and resources. `watch`, `attest` and `diagnose` have defaults.
 
 #[async_trait]
 impl Inspect for Toy {

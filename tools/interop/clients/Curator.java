@@ -1,6 +1,6 @@
 // Curator's InterProcessMutex, as a client of the interoperability tests.
 //
-// Started with HOST PORT NAME. One command a line on stdin, answers on stdout:
+// Its arguments are HOST PORT NAME. It reads one command per line on stdin, and answers on stdout:
 //
 //     take TTL_MS             held | busy
 //     wait TTL_MS             held
@@ -56,7 +56,7 @@ public final class Curator {
             String[] words = line.split(" ");
             switch (words[0]) {
                 case "take":
-                    // Not in no time at all: it would be told before it had asked.
+                    // Not zero: Curator would then give up before it has asked the server.
                     say(mutex.acquire(200, TimeUnit.MILLISECONDS) ? "held" : "busy");
                     break;
                 case "wait":

@@ -1,14 +1,14 @@
-// Somebody at the dashboard, in a real browser: node dashboard.mjs URL PROFILE TOKEN [THEME [PICTURES]]
+// A user at the dashboard, in a real browser: node dashboard.mjs URL PROFILE TOKEN [THEME [PICTURES]]
 //
-// Reads orders, a line each, and answers each with a line:
+// Reads orders, one per line, and answers each with a line:
 //   open PATH        goes to a page
 //   sees TEXT        waits until the changing part of the page has this text
-//   gone, back       waits until the page says that the replica does not answer, or does not say it any more
-//   misses TEXT      says whether the page has this text not
+//   gone, back       waits until the page says that the replica does not answer, or no longer says so
+//   misses TEXT      answers whether the page lacks this text
 //   follow TEXT      follows the link with this text
-//   press TEXT       presses the button whose text begins so
+//   press TEXT       presses the button whose text begins with this text
 //   picture FILE     takes a picture
-//   end              says what the page loaded from elsewhere and what the browser complained of: nothing, if all is well
+//   end              prints what the page loaded from other hosts and the errors of the browser: nothing, if all is well
 import { join } from "node:path";
 import readline from "node:readline";
 import puppeteer from "puppeteer-core";
@@ -16,7 +16,7 @@ import puppeteer from "puppeteer-core";
 const [url, profile, token, theme, pictures] = process.argv.slice(2);
 const browser = await puppeteer.launch({
   executablePath: "/usr/bin/chromium",
-  // So that it ends with this program, however that ends.
+  // So that the browser ends with this program, however this program ends.
   pipe: true,
   userDataDir: profile,
   args: [
@@ -26,7 +26,7 @@ const browser = await puppeteer.launch({
     "--disable-quic",
     "--disable-sync",
     "--no-first-run",
-    // The browser's own sandbox needs a user without rights.
+    // The browser's own sandbox needs a user without special rights.
     ...(process.getuid() === 0 ? ["--no-sandbox"] : []),
   ],
 });
@@ -38,7 +38,7 @@ page.on("request", (request) => {
   if (!request.url().startsWith(`${url}/`)) complaints.push(`asked for ${request.url()}`);
 });
 page.on("console", (message) => {
-  // That a request had no good answer is what some tests are about.
+  // Some tests expect that a request fails.
   if (!message.text().startsWith("Failed to load resource")) complaints.push(message.text());
 });
 page.on("pageerror", (error) => complaints.push(String(error)));
@@ -66,7 +66,7 @@ const orders = {
   },
 };
 
-// The page may bring itself up to date between finding and clicking.
+// The page may update itself between the search and the click.
 function act(selector) {
   return Promise.all([page.waitForNavigation(), page.locator(selector).click()]);
 }

@@ -1,7 +1,7 @@
-"""What the fuzzer of the OpenAPI document changes in it first, by DESCRIBED.
+"""Changes of the OpenAPI document for the fuzzer, by the variable DESCRIBED.
 
-Always: how long a request waits is short, since the fuzzer asks about locks that it holds itself. With `one-claim`: every request
-is about one lock and one claim, so that it meets what the others left.
+Always: requests wait for a short time only, since the fuzzer requests locks that it holds itself. With `one-claim`: every
+request is about one lock and one claim, so that it meets the effects of earlier requests.
 """
 
 import hashlib

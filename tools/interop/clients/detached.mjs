@@ -1,4 +1,5 @@
-// One step of a hold that processes hand to each other, as detached.py: the URL of the service, the step, and the file with the lock.
+// One step of a hold that processes pass to each other, as in detached.py. Its arguments are the URL of the service,
+// the step, and the file with the lock.
 import assert from "node:assert";
 import { readFileSync, writeFileSync } from "node:fs";
 import { LockHeld, LockLost, connect } from "fencelock";

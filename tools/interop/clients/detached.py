@@ -1,4 +1,5 @@
-"""One step of a hold that processes hand to each other: the URL of the service, the step, and the file with the lock."""
+"""One step of a hold that processes pass to each other. Its arguments are the URL of the service, the step, and the file with
+the lock."""
 
 import json, subprocess, sys
 from fencelock import Client, LockHeld, LockLost

@@ -1,6 +1,6 @@
 """The lock of Python's kazoo, as a client of the interoperability tests.
 
-With the pattern by which it counts the nodes of others; see the README of this library.
+It has the option with which kazoo counts the nodes of other libraries; see the README of this library.
 """
 
 from kazoo.client import KazooClient
@@ -12,8 +12,9 @@ class Kazoo:
     def __init__(self, host, port, name):
         self.client = KazooClient(hosts=f"{host}:{port}", timeout=6)
         self.client.start()
-        # Beforehand, and to stay. kazoo looks for this node and then creates one below it; if others made it a container,
-        # it may go between the two, and kazoo raises NoNodeError.
+        # Created in advance, and permanently. kazoo looks for this node and then creates one below it. If another
+        # client had created it as a container, the server could delete it between these two steps, and kazoo would
+        # raise NoNodeError.
         self.client.ensure_path(f"/{name}")
         self.path = f"/{name}"
         self.lock = None

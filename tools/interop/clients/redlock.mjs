@@ -1,6 +1,6 @@
 // node-redlock with ioredis, as a client of the interoperability tests: version 4, or with a fourth argument version 5.
 //
-// Started with HOST PORT NAME [5]. One command a line on stdin, answers on stdout:
+// Its arguments are HOST PORT NAME [5]. It reads one command per line on stdin, and answers on stdout:
 //
 //     take TTL_MS             held | busy
 //     wait TTL_MS             held
@@ -17,7 +17,7 @@ const require = createRequire(join(process.cwd(), "from-here.js"));
 const Redis = require("ioredis");
 const redis = new Redis({ host, port: Number(port) });
 
-// The two versions call the same things differently.
+// The two versions have different names for the same things.
 function locks(settings) {
   if (version === "5") {
     const { default: Redlock } = require("redlock5");

@@ -25,7 +25,7 @@ class RedlockPy:
             time.sleep(0.005)
 
     def release(self):
-        # unlock() does not say what it did.
+        # unlock() does not report its result.
         ours = self.redis.get(self.name) == self.lock.key
         self.manager.unlock(self.lock)
         return ours

@@ -1,4 +1,5 @@
-// The TypeScript client of the lock service as a program, started with URLS NAME SAME_STORE. One command a line on stdin:
+// The TypeScript client of the lock service as a program. Its arguments are URLS NAME SAME_STORE. It reads one command
+// per line on stdin:
 //
 //     lock TTL_MS|- TIMEOUT_MS|-  held TOKEN | busy | timeout | unavailable | cancelled | refused STATUS PROBLEM | config MESSAGE; later, unasked:
 //                               lost NS

@@ -48,7 +48,7 @@ class Program:
         say(str(self.held.is_valid()).lower())
 
     def block(self, ms):
-        # The thread that renews and tells of losses; this one only waits.
+        # This blocks the thread that renews and reports losses. The main thread only waits.
         said = threading.Event()
         self.client._loop.call_soon_threadsafe(said.wait)
         time.sleep(int(ms) / 1000)
@@ -76,7 +76,7 @@ class Program:
 
 def read(commands):
     for line in sys.stdin:
-        # The main thread waits in `lock`; only a signal reaches it there.
+        # The main thread waits in `lock`, and only a signal reaches it there.
         if line.strip() == "cancel":
             os.kill(os.getpid(), signal.SIGINT)
         else:
@@ -85,7 +85,7 @@ def read(commands):
 
 
 def main():
-    # A program that a shell starts in the background ignores the signal otherwise.
+    # Otherwise a program that a shell starts in the background ignores the signal.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     program = Program()
     commands = queue.Queue()

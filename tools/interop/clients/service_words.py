@@ -1,4 +1,4 @@
-"""What the programs with the Python clients of the lock service say."""
+"""The output of the programs with the Python clients of the lock service."""
 
 import fencelock
 

@@ -1,6 +1,6 @@
-"""What every client of the interoperability tests in Python does when told.
+"""The commands of every client of the interoperability tests in Python.
 
-Started with HOST PORT NAME. One command a line on stdin, answers on stdout:
+Its arguments are HOST PORT NAME. It reads one command per line on stdin, and answers on stdout:
 
     take TTL_MS             held | busy
     wait TTL_MS             held

@@ -9,7 +9,7 @@ const lines = createInterface({ input: process.stdin })[Symbol.asyncIterator]();
 const job = JSON.parse((await lines.next()).value);
 const urls = job.url.split("://")[1].split("?")[0].split(",").map((host) => `http://${host}`);
 
-/** Pipes are written to at once, so that a killed process has said everything. */
+/** Pipes are written to at once, so that no output of a killed process is lost. */
 const say = (event) => process.stdout.write(`${JSON.stringify(event)}\n`);
 
 /** The resource that the locks protect: one line for each request, and one for its answer. */
@@ -32,7 +32,7 @@ class Resource {
   }
 }
 
-/** By how much the boot clock is ahead of the one that Node has, in milliseconds: from the question that was answered soonest. */
+/** How far the boot clock is ahead of Node's clock, in milliseconds, according to the fastest answer. */
 async function bootAhead(resource) {
   let best = { took: Infinity };
   for (let tries = 0; tries < 100; tries += 1) {
@@ -48,7 +48,7 @@ const ahead = await bootAhead(await Resource.open());
 /** A time of Node's clock in nanoseconds of the boot clock. */
 const boot = (ms) => Math.round((ms + ahead) * 1e6);
 const now = () => boot(performance.now());
-/** The end of what the client believes, which it tells only as a rest. */
+/** The end of the validity. The client shows only the time that is left. */
 const validUntil = (lock) => boot(lock.until);
 
 /** Random numbers by a seed (mulberry32). */
@@ -63,7 +63,7 @@ function generator(seed) {
 }
 
 const ENDS = { released: "released", "already-expired": "expired", "not-owner": "not-owner" };
-// Each replica reaches the one store through a proxy of its own.
+// Each replica reaches the store through its own proxy.
 const client = connect(urls, { sameStore: "vouched" });
 let stopping = false;
 let numbers = 0;
@@ -129,7 +129,7 @@ class Task {
           await this.hold(attempt, lock);
         })
         .catch((error) => {
-          // It was told of the loss, too.
+          // The client reported the loss, too.
           if (!attempt.granted || !(error instanceof LockLost)) throw error;
         });
       return "dropped";
@@ -166,7 +166,8 @@ class Task {
         say({ valid: { n, until: valid } });
       }
     }
-    // Checked last, as a careful program does. The process may still be stopped between the check and the write.
+    // The validity is checked last, as a careful program does. The process may still be stopped between the check and
+    // the write.
     if (lock.isValid()) await this.write(attempt, read);
     const valid = validUntil(lock);
     const left = now();
@@ -174,7 +175,7 @@ class Task {
     say({ left: { n, until: Math.min(told ?? left, valid), told, valid } });
   }
 
-  /** Blocks the whole program past the lease, and then writes like one that never checks its lock. */
+  /** Blocks the whole program past the lease, and then writes like a program that never checks its lock. */
   async overstay(attempt, lock) {
     this.granted(attempt, lock);
     const read = await this.resource.ask(`r ${attempt.name}`);

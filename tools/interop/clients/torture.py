@@ -19,12 +19,12 @@ def now():
 
 
 def say(event):
-    """Written at once, so that a killed process has said everything."""
+    """Written at once, so that no output of a killed process is lost."""
     os.write(1, (json.dumps(event) + "\n").encode())
 
 
 def valid_until(lock):
-    """The end of what the client believes, which it tells only as a rest."""
+    """The end of the validity. The client shows only the time that is left."""
     return int(lock._until * 1e9)
 
 
@@ -52,7 +52,7 @@ class Worker:
     def __init__(self, job):
         self.job = job
         hosts = job["url"].split("://")[1].split("?")[0]
-        # Each replica reaches the one store through a proxy of its own.
+        # Each replica reaches the store through its own proxy.
         self.client = fencelock.AsyncClient([f"http://{host}" for host in hosts.split(",")], same_store="vouched")
         self.numbers = itertools.count()
         self.stopping = False
@@ -128,7 +128,7 @@ class Task:
                 async with request as lock:
                     await self.hold(attempt, lock)
             except fencelock.LockLost:
-                pass  # it was told of the loss, too
+                pass  # the client reported the loss, too
             return "dropped"
         if how == "drop-request":
             lock = await asyncio.wait_for(request, self.random.uniform(0, 0.02))
@@ -157,12 +157,13 @@ class Task:
                     say({"valid": {"n": attempt.n, "until": valid}})
             if lost.done():
                 told = now()
-            # Checked last, as a careful program does. The process may still be stopped between the check and the write.
+            # The validity is checked last, as a careful program does. The process may still be stopped between the
+            # check and the write.
             if lock.is_valid():
                 await self.write(attempt, read)
         except asyncio.CancelledError:
             told = now()
-            # The answer of the resource is still to come, on a connection that is of no more use.
+            # The answer of the resource has not been read, so this connection cannot be used again.
             self.resource = await Resource.open(self.job["resource"])
             raise
         finally:
@@ -174,7 +175,7 @@ class Task:
             say({"left": {"n": attempt.n, "until": until, "told": told, "valid": valid}})
 
     async def overstay(self, attempt, lock):
-        """Blocks the whole program past the lease, and then writes like one that never checks its lock."""
+        """Blocks the whole program past the lease, and then writes like a program that never checks its lock."""
         self.grant(attempt, lock)
         read = await self.resource.ask(f"r {attempt.name}")
         time.sleep(lock.valid_for() + self.random.uniform(0, self.job["ttl_ms"] / 1000))

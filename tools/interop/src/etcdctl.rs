@@ -1,4 +1,4 @@
-//! `etcdctl lock`, which holds for as long as its process lives.
+//! `etcdctl lock`, which holds the lock for as long as its process lives.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -18,7 +18,8 @@ pub(crate) struct Etcdctl {
     held: Option<Running>,
 }
 
-/// The process and its output, which stays open: a write to a closed pipe would end it and leave its key for a lease.
+/// The process, and its output, which stays open. A write to a closed pipe would end the process and leave its key for
+/// a lease.
 type Running = (Child, Lines<BufReader<ChildStdout>>);
 
 impl Etcdctl {
@@ -35,7 +36,7 @@ impl Etcdctl {
         ttl: Duration,
         wait: bool,
     ) -> Result<bool, Failure> {
-        // Killed with this process, so that its session ends like that of a killed client.
+        // Killed together with this process, so that its session ends like that of a killed client.
         let mut child = Command::new("setpriv")
             .args(["--pdeathsig", "KILL", "etcdctl"])
             .env("ETCDCTL_API", "3")
@@ -50,7 +51,7 @@ impl Etcdctl {
         let stdout = child.stdout.take().ok_or("etcdctl has no stdout")?;
         let mut lines = BufReader::new(stdout).lines();
         let limit = if wait { Duration::MAX } else { AT_ONCE };
-        // It prints its key when it holds.
+        // It prints its key when it holds the lock.
         match tokio::time::timeout(limit, lines.next_line()).await {
             Ok(Ok(Some(_))) => self.held = Some((child, lines)),
             Ok(ended) => return Err(format!("etcdctl ended: {ended:?}").into()),
@@ -69,7 +70,7 @@ impl Etcdctl {
     }
 }
 
-/// Asks it to end. It then releases, or leaves the queue.
+/// Asks the process to end. It then releases the lock, or leaves the queue.
 async fn end(mut child: Child) -> Result<(), Failure> {
     let id = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
     kill_process(id.ok_or("etcdctl has ended by itself")?, Signal::TERM)?;

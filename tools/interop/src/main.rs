@@ -1,6 +1,8 @@
-//! A client of the interoperability tests in Rust: this library, the crate `rslock`, or `etcdctl lock` run by it.
+//! A client of the interoperability tests in Rust: this library, the crate `rslock`, or `etcdctl lock`, which this
+//! program runs.
 //!
-//! Started with HOST PORT NAME and `redis`, `etcd` or `zookeeper` (this library there), `rslock` or `etcdctl`. One command a line on stdin, answers on stdout:
+//! Its arguments are HOST PORT NAME and a client. `redis`, `etcd` and `zookeeper` are this library on such a server;
+//! the others are `rslock` and `etcdctl`. It reads one command per line on stdin, and answers on stdout:
 //!
 //! ```text
 //! take TTL_MS             held | busy
@@ -136,7 +138,7 @@ impl Lock {
     }
 }
 
-/// The clock that Python and Node.js have, too.
+/// The monotonic clock, which Python and Node.js can read, too.
 fn monotonic() -> i64 {
     let time = clock_gettime(ClockId::Monotonic);
     time.tv_sec * 1_000_000_000 + time.tv_nsec
@@ -149,7 +151,7 @@ async fn serve(args: &[String]) -> Result<(), Failure> {
     let mut lock = Lock::open(kind, format!("{host}:{port}")).await?;
     println!("ready");
     loop {
-        // On a thread of its own, so that renewals continue.
+        // On its own thread, so that renewals continue.
         let line = tokio::task::spawn_blocking(|| {
             let mut line = String::new();
             std::io::stdin().read_line(&mut line).map(|_| line)

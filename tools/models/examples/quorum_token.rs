@@ -1,7 +1,7 @@
 //! Searches sizes that are too large for a test run:
 //! `cargo run --release -p fencelock-models --example quorum_token NODESxATTEMPTS LOSSES REPEATS JUMPS [VARIANT]`,
 //! for instance `3x3 1 0 yes`. REPEATS: how many requests may arrive once more. JUMPS: whether counters may jump.
-//! VARIANT: what is wrong with the protocol.
+//! VARIANT: a fault that is built into the protocol.
 
 use std::process::ExitCode;
 use std::time::Instant;

@@ -1,9 +1,9 @@
-//! Fencing tokens from a majority of independent nodes (the engine `redlock`), without clocks: any message may be lost,
-//! late or duplicated, any lock may vanish at any moment, and nodes may lose their memory.
+//! Fencing tokens from a majority of independent nodes (the engine `redlock`), without clocks. Any message may be lost,
+//! late or duplicated. Any lock may vanish at any moment. Nodes may lose their memory.
 //!
-//! A state contains what each node has stored and answered so far. An attempt decides on any majority of the answers, at
-//! any time: that covers lost and late answers. Requests of attempts that have ended still arrive. Nodes are equal, so
-//! each state stands for all its permutations of nodes.
+//! A state contains what each node has stored and answered so far. An attempt decides on any majority of the answers,
+//! at any time; this includes lost and late answers. Requests of attempts that have ended still arrive. Nodes are
+//! alike, so each state represents all its permutations of nodes.
 
 use stateright::{Model, Property};
 
@@ -14,7 +14,7 @@ pub enum Variant {
     Right,
     /// The highest counter of a majority is the token, without a second round.
     NoWriteBack,
-    /// A node marks a token without a look at its counter.
+    /// A node marks a token without checking its counter.
     MarkWithoutComparison,
     /// A node marks a token that its counter has reached for any attempt.
     MarkOfAnother,
@@ -34,10 +34,11 @@ pub struct QuorumToken<const N: usize, const A: usize> {
     pub losses: u8,
     /// Whether such nodes vote again.
     pub rejoin: bool,
-    /// How many more times requests to take a lock may arrive, in total, than they were sent.
+    /// How many requests to take a lock may arrive a second time, in total.
     pub repeats: u8,
-    /// Whether a counter may also grow, and even vote, while another attempt has the lock (as it does without scripts,
-    /// where the lock is set and the number drawn in two steps), and whether attempts may hint at a higher counter.
+    /// Whether a counter may also grow, and even vote, while another attempt has the lock, and whether attempts may
+    /// hint at a higher counter. Without scripts a counter does that, since the lock is set and the number is drawn in
+    /// two steps.
     pub jumps: bool,
     /// The fault that is built in.
     pub variant: Variant,
@@ -64,7 +65,7 @@ struct Node<const A: usize> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Membership {
     In,
-    /// It has lost its memory; the attempts that were active at that moment, one bit each.
+    /// It has lost its memory. The attempts that were active at that moment, one bit each.
     Out(u8),
     /// It has read the counters of others.
     Read(u8),
@@ -131,7 +132,7 @@ pub enum Action {
     Vanish(usize),
     /// A node loses its memory.
     Lose(usize),
-    /// It has read the counters of others; the highest.
+    /// It has read the counters of others, of which this is the highest.
     Read(usize, u8),
     /// It votes again.
     Join(usize),
@@ -228,7 +229,7 @@ impl<const N: usize, const A: usize> QuorumToken<N, A> {
                     let members = state.nodes.iter();
                     let members = members.filter(|node| node.membership == Membership::In);
                     let counters = members.map(|node| node.counter).collect();
-                    // At least one of them is in every quorum that includes this node.
+                    // At least one of these nodes is in every quorum that includes this node.
                     let enough = N - self.quorum + 1;
                     for highest in Self::highest_of(counters, enough) {
                         actions.push(Action::Read(n, highest));
@@ -380,7 +381,7 @@ impl<const N: usize, const A: usize> Model for QuorumToken<N, A> {
                 let mut granted = granted.filter(|a| a.phase == Phase::Granted);
                 granted.all(|attempt| attempt.token > attempt.floor)
             }),
-            // Without these, a protocol that grants nothing would pass.
+            // Without these properties, a protocol that grants nothing would pass.
             Property::sometimes("all are granted", |_, state: &State<N, A>| {
                 let mut attempts = state.attempts.iter();
                 attempts.all(|attempt| attempt.phase == Phase::Granted)
@@ -394,7 +395,7 @@ impl<const N: usize, const A: usize> Model for QuorumToken<N, A> {
     }
 }
 
-/// Drops what no longer matters, so that fewer states differ.
+/// Drops what no longer matters, so that there are fewer different states.
 fn forget<const N: usize, const A: usize>(state: &mut State<N, A>) {
     for (a, attempt) in state.attempts.iter_mut().enumerate() {
         for node in &mut state.nodes {
@@ -407,7 +408,7 @@ fn forget<const N: usize, const A: usize>(state: &mut State<N, A>) {
             }
         }
         if attempt.phase == Phase::Granted {
-            // Kept at one node, for the property alone.
+            // Kept at one node only, for the property.
             let marked = state.nodes.iter().any(|node| node.said[a].marked);
             for (n, node) in state.nodes.iter_mut().enumerate() {
                 node.said[a].marked = marked && n == 0;

@@ -70,7 +70,7 @@ fn every_mutant_is_found() {
         ]
         .into_iter()
         .any(|claims| {
-            // The smallest search that can find the fault.
+            // The smallest search that finds the fault.
             let fits = match mutant {
                 Mutant::IgnoresTheDelay => claims.delay > 0,
                 Mutant::CountsFromTheAnswer

@@ -1,6 +1,7 @@
-//! The design of a migration, searched exhaustively, and each way to build it wrong, which the search must find.
+//! The design of a migration, searched exhaustively, and each wrong way to build it, which the search must find.
 //!
-//! `FENCELOCK_MODELS=whole` searches larger sizes, and finds those ways that need long walks, for some minutes.
+//! `FENCELOCK_MODELS=whole` searches larger sizes for some minutes. It also finds those wrong ways that need long
+//! walks.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -18,7 +19,7 @@ fn whole() -> bool {
     std::env::var_os("FENCELOCK_MODELS").is_some_and(|models| models == "whole")
 }
 
-/// Away from this phase.
+/// Moves away from this phase only.
 const fn away(start: u8, walks: u8) -> Migration {
     Migration {
         one_way: true,
@@ -26,7 +27,7 @@ const fn away(start: u8, walks: u8) -> Migration {
     }
 }
 
-/// As it is built: near the ends knowledge carries a grant as long as a hold.
+/// As it is built: near the ends, knowledge is valid for a grant as long as for a hold.
 const fn relaxed(walk: Migration) -> Migration {
     Migration {
         relaxed: true,
@@ -34,7 +35,7 @@ const fn relaxed(walk: Migration) -> Migration {
     }
 }
 
-/// On into a second change.
+/// Continues into a second change.
 const fn second(start: u8, walks: u8) -> Migration {
     Migration {
         second: true,
@@ -42,7 +43,7 @@ const fn second(start: u8, walks: u8) -> Migration {
     }
 }
 
-/// Where one store may lose its record.
+/// One store may lose its record.
 const fn losses(walk: Migration) -> Migration {
     Migration {
         losses: true,
@@ -57,7 +58,7 @@ const fn with(mutant: Mutant, walk: Migration) -> Migration {
     }
 }
 
-/// Searches all, and returns the number of states.
+/// Searches all states, and returns their number.
 fn holds(migration: Migration) -> usize {
     let begin = Instant::now();
     let checker = migration.checker().threads(2).spawn_bfs().join();
@@ -79,7 +80,7 @@ fn holds(migration: Migration) -> usize {
 
 #[test]
 fn no_schedule_breaks_a_walk() {
-    // Through the hush; and a second change, which begins when the first is over.
+    // Through the hush, and a second change that begins when the first one is over.
     let mut states = holds(away(1, 1)) + holds(relaxed(second(4, 4)));
     if whole() {
         let larger = [
@@ -87,7 +88,7 @@ fn no_schedule_breaks_a_walk() {
             away(3, 1),
             relaxed(away(0, 3)),
             relaxed(away(4, 3)),
-            // A second change, which may meet the first one that goes back.
+            // A second change, which may meet the first one while that goes back.
             Migration {
                 one_way: false,
                 ..relaxed(second(4, 2))
@@ -100,7 +101,8 @@ fn no_schedule_breaks_a_walk() {
     assert!(states > 100_000, "only {states} states");
 }
 
-/// Back to where it came from, the hush takes no floor, and the tokens go on; by whatever way the record says where it came from.
+/// A hush that ends where it came from takes no floor, and the tokens continue. The record may say in any way where the
+/// hush came from.
 #[test]
 fn no_schedule_breaks_a_hush_that_goes_back() {
     let mut states = holds(relaxed(Migration::from(1, 2)));
@@ -115,7 +117,7 @@ fn no_schedule_breaks_a_hush_that_goes_back() {
     assert!(states > 100_000, "only {states} states");
 }
 
-/// Searches until this is broken.
+/// Searches until this property is broken.
 fn breaks(name: &'static str, migration: Migration) {
     let begin = Instant::now();
     let search = migration.checker().threads(2);

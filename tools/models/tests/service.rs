@@ -1,6 +1,6 @@
 //! The protocol of the lock service, searched exhaustively, and each built-in fault, which the search must find.
 //!
-//! `FENCELOCK_MODELS=whole` searches larger ones, for some minutes.
+//! `FENCELOCK_MODELS=whole` searches larger sizes, for some minutes.
 
 use std::fmt::Debug;
 use std::hash::Hash;
@@ -40,7 +40,7 @@ const SHORT: Http = Http {
     ..CROWDED
 };
 
-/// One client whose requests arrive twice; another process goes on with its hold.
+/// One client whose requests arrive twice. Another process continues with its hold.
 const ONE: Http = Http {
     clients: 1,
     ticks: 4,
@@ -52,7 +52,7 @@ const ONE: Http = Http {
     ..TWO
 };
 
-/// What takes minutes.
+/// Searches that take minutes.
 const WHOLE: [Http; 5] = [
     CROWDED,
     Http {
@@ -91,7 +91,7 @@ fn whole() -> bool {
     std::env::var_os("FENCELOCK_MODELS").is_some_and(|models| models == "whole")
 }
 
-/// Searches all of it: nothing is broken, and what must happen does.
+/// Searches all states: no property is broken, and what must happen happens.
 fn holds<M>(model: M, rare: &[&str]) -> usize
 where
     M: Model + Clone + Debug + Send + Sync + 'static,
@@ -150,7 +150,7 @@ where
 
 #[test]
 fn no_schedule_breaks_claims_through_replicas() {
-    // A claim alone is pushed nothing.
+    // A single claim gets no push.
     let alone = ["a pushed grant is believed"];
     let again = ["a released claim is granted again"];
     let mut states = holds(ONE, &alone) + holds(TWO, &[]) + holds(SHORT, &again);
@@ -181,7 +181,7 @@ fn no_schedule_breaks_claims_that_are_bound_to_a_replica() {
 fn every_mutant_of_the_replicas_is_found() {
     use http::Mutant;
     for mutant in Mutant::ALL {
-        // The smallest search that finds it.
+        // The smallest search that finds the fault.
         let model = match mutant {
             Mutant::RenewsByIdAlone => Http {
                 detached: false,

@@ -6,7 +6,7 @@ use crate::dir::Dir;
 use crate::failure::{Failure, Result};
 use crate::process::program;
 
-/// The names of the servers.
+/// The names in a server's certificate.
 pub(crate) const HERE: &str = "DNS:localhost,IP:127.0.0.1";
 
 /// Makes an authority (`ca.crt`) and its certificate for the server (`server.crt`, `server.key`).

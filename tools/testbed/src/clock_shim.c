@@ -1,5 +1,5 @@
-/* Preloaded into a server: its wall clock is the machine's plus an offset in nanoseconds, read anew at each call from a
-   mapped file. Monotonic clocks are left alone, so that its own timers run on. */
+/* Preloaded into a server. The server's wall clock is the machine's clock plus an offset in nanoseconds, which each call
+   reads from a mapped file. Monotonic clocks do not change, so the server's timers are not affected. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>

@@ -1,6 +1,6 @@
-//! The wall clock of one server, set forward and back without a change of the machine's clock. The server preloads a small
-//! library, which is compiled when it is needed. It works for redis-server, mariadbd, postgres and java, but not for
-//! programs that ask the kernel directly, such as those in Go.
+//! Sets the wall clock of one server forward and back, without a change of the machine's clock. The server preloads a
+//! small library, which is compiled when it is needed. This works for redis-server, mariadbd, postgres and java, but
+//! not for programs that ask the kernel directly, such as those in Go.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;

@@ -24,7 +24,7 @@ impl Dir {
             let path = std::env::temp_dir().join(format!("fencelock-{what}-{process}-{nanos}"));
             match fs::create_dir(&path) {
                 Ok(()) => return Ok(Self(path)),
-                // Another process has used the same nanosecond.
+                // Another process has used the same nanosecond: try the next one.
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
                 Err(error) => {
                     let what = format!("make the directory {}", path.display());

@@ -14,7 +14,7 @@ impl Failure {
         Self(text.into())
     }
 
-    /// Turns a cause into a failure to do `what`.
+    /// Turns a cause into the failure to do `what`.
     pub fn to<E: fmt::Display>(what: impl fmt::Display) -> impl FnOnce(E) -> Self {
         move |cause| Self(format!("cannot {what}: {cause}"))
     }

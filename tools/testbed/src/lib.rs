@@ -1,6 +1,6 @@
-//! Real servers for tests, on free loopback ports, in temporary directories. They can be stopped, killed and restarted, and
-//! they end when their handle is dropped or the test process ends in any way. Also a TCP proxy that delays, holds, loses
-//! and cuts connections, and worker processes that can be stopped and killed.
+//! Real servers for tests, on free loopback ports, in temporary directories. They can be stopped, killed and restarted.
+//! They end when their handle is dropped, or when the test process ends in any way. There are also a TCP proxy that
+//! delays, holds, loses and cuts connections, and worker processes that can be stopped and killed.
 //!
 //! Every call blocks for milliseconds at most, unless its description says otherwise, and needs no async runtime.
 

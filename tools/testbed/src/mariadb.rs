@@ -70,7 +70,7 @@ impl MariaDbBuilder {
     /// Starts it, and waits until it answers. The user `lock` has all rights in the database `lock`.
     ///
     /// # Errors
-    /// If MariaDB is not installed, or does not come up; then with the end of its log.
+    /// If MariaDB is not installed, or does not start; then with the end of its log.
     pub fn start(self) -> Result<MariaDb> {
         let server = self.launch()?;
         let password = server.asked.password.clone().unwrap_or_default();
@@ -117,7 +117,7 @@ pub struct MariaDb {
     process: Process,
     port: Port,
     asked: MariaDbBuilder,
-    // Last, so that the server is gone before its directory is.
+    // Last, so that the server has ended before its directory is removed.
     dir: Dir,
 }
 
@@ -156,7 +156,8 @@ impl MariaDb {
         self.port.number()
     }
 
-    /// The file with the certificate of the authority that has signed the server's, if it [offers TLS](MariaDbBuilder::tls).
+    /// The file with the certificate of the authority that signed the server's, if the server [offers
+    /// TLS](MariaDbBuilder::tls).
     #[must_use]
     pub fn ca(&self) -> String {
         self.dir.join("ca.crt")
@@ -185,7 +186,7 @@ impl MariaDb {
 
     signals!();
 
-    /// Starts it again on the same port with its data. If it runs, it is killed first.
+    /// Starts it again on the same port with its data. A running server is killed first.
     ///
     /// # Errors
     /// As [`MariaDbBuilder::start`].
@@ -200,7 +201,7 @@ impl MariaDb {
     /// # Errors
     /// As [`MariaDbBuilder::start`].
     pub fn restart_empty(&mut self) -> Result<()> {
-        // Before it answers, so that no client finds the database missing.
+        // The server runs these statements before it answers, so that no client finds the database missing.
         let empty = "DROP DATABASE `lock`;\nCREATE DATABASE `lock`;\n";
         let file = self.dir.join("empty.sql");
         fs::write(&file, empty).map_err(Failure::to("write a file for mariadbd"))?;
@@ -306,7 +307,7 @@ impl MariaDb {
                     self.log()
                 )));
             }
-            // The server does not announce that it is ready.
+            // The server does not announce that it is ready, so poll.
             std::thread::sleep(Duration::from_millis(10));
         }
     }
@@ -335,7 +336,7 @@ fn template() -> Result<String> {
     install.args(["--no-defaults", "--skip-test-db", "--skip-name-resolve"]);
     install.args(["--auth-root-authentication-method=normal", LOG_SIZE]);
     install.arg(format!("--datadir={fresh}")).args(as_root());
-    // A starting server deletes the files that it takes for old temporary tables.
+    // A starting server deletes files that it takes for old temporary tables.
     install.env("TMPDIR", dir.path());
     run(&mut install)?;
     // Another process may have been first. Its template is the same.
@@ -371,7 +372,7 @@ fn launch(dir: &Dir, port: &Port, asked: &MariaDbBuilder) -> Result<Process> {
         .arg(format!("--datadir={}", dir.join("data")))
         .arg(format!("--socket={}", dir.join("socket")))
         .arg(format!("--pid-file={}", dir.join("pid")))
-        // In a shared directory each starting server deletes the files of the others.
+        // In a shared directory each starting server would delete the files of the others.
         .arg(format!("--tmpdir={}", dir.path().display()))
         .arg(format!("--port={}", port.number()))
         .args(["--bind-address=127.0.0.1", "--skip-name-resolve", LOG_SIZE])
@@ -379,7 +380,7 @@ fn launch(dir: &Dir, port: &Port, asked: &MariaDbBuilder) -> Result<Process> {
         .args(["--max-connections=1000", "--character-set-server=utf8mb4"])
         // From 11.4 on the server makes a key of 4096 bits at each start by default, which takes seconds.
         .arg("--skip-ssl")
-        // A killed server loses nothing by this. A power loss would end the tests anyway.
+        // A killed server loses nothing by this. The tests do not survive a power loss anyway.
         .arg("--innodb-flush-log-at-trx-commit=2")
         // The last value of a setting counts.
         .args(&asked.flags)

@@ -144,7 +144,7 @@ fn serve(mut near: TcpStream, to: usize, target: u16, shared: &Shared) -> std::i
     let head = read_head(&mut near)?;
     let from = field(&head, "x-server-from");
     if let Some(id) = field(&head, "x-raft-to") {
-        // The request names its target, too: so the ids become known.
+        // The request also names its target, so the ids become known.
         shared.state().ids[to] = Some(id);
     }
     let mut far = TcpStream::connect((Ipv4Addr::LOCALHOST, target))?;
@@ -162,7 +162,7 @@ fn serve(mut near: TcpStream, to: usize, target: u16, shared: &Shared) -> std::i
     far.write_all(&head)?;
     let (mut back_from, mut back_to) = (far.try_clone()?, near.try_clone()?);
     let back = std::thread::spawn(move || {
-        // An error ends the copy like the end of the stream.
+        // An error ends the copy, like the end of the stream.
         drop(std::io::copy(&mut back_from, &mut back_to));
         drop(back_to.shutdown(Shutdown::Both));
         drop(back_from.shutdown(Shutdown::Both));
@@ -174,7 +174,7 @@ fn serve(mut near: TcpStream, to: usize, target: u16, shared: &Shared) -> std::i
     Ok(())
 }
 
-/// Reads up to the end of the head of the first request, and possibly more.
+/// Reads at least up to the end of the first request's head.
 fn read_head(stream: &mut TcpStream) -> std::io::Result<Vec<u8>> {
     stream.set_read_timeout(Some(Duration::from_secs(10)))?;
     let mut head = Vec::new();

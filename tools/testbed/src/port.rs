@@ -5,11 +5,11 @@ use std::os::unix::net::UnixStream;
 
 use crate::failure::{Failure, Result};
 
-/// Below the range for outgoing connections, which could take a port while its server is down.
+/// Below the range for outgoing connections. Such a connection could take a port while the server of that port is down.
 const FIRST: u16 = 12_000;
 const COUNT: u16 = 19_000;
 
-/// A free port on 127.0.0.1. Until it is dropped, no other test of any process gets it, even while its server is down.
+/// A free port on 127.0.0.1. Until it is dropped, no other test in any process gets it, even while its server is down.
 #[derive(Debug)]
 pub struct Port {
     number: u16,
@@ -18,16 +18,16 @@ pub struct Port {
 }
 
 impl Port {
-    /// Finds one.
+    /// Finds a free port.
     ///
     /// # Errors
-    /// If there is none.
+    /// If there is no free port.
     pub fn free() -> Result<Self> {
-        // Processes begin at different ports, to collide less.
+        // Processes begin at different ports, so that they collide less.
         let begin = std::process::id().wrapping_mul(7919);
         for step in 0..u32::from(COUNT) {
             let offset = begin.wrapping_add(step) % u32::from(COUNT);
-            // Below COUNT, which is a u16.
+            // Fits: it is below COUNT, which is a u16.
             let number = FIRST + offset as u16;
             if let Some(port) = Self::reserve(number) {
                 return Ok(port);
@@ -71,8 +71,8 @@ impl Port {
     }
 }
 
-/// Whether no process listens on the port. The probe does not listen either: a process that another thread starts at this
-/// moment inherits a copy of it, and a listening copy would keep the server from its port.
+/// Whether no process listens on the port. The probe does not listen either: a process that another thread starts at
+/// this moment inherits a copy of the socket. A listening copy would keep the server from its port.
 #[cfg(target_os = "linux")]
 fn is_free(number: u16) -> bool {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, sockopt};
@@ -88,7 +88,7 @@ fn is_free(number: u16) -> bool {
     probe().is_ok()
 }
 
-/// Whether a process listens on a Unix socket. Cheaper than the server's client program.
+/// Whether a process listens on a Unix socket. This is cheaper than to run the server's client program.
 pub(crate) fn is_open(socket: &str) -> bool {
     UnixStream::connect(socket).is_ok()
 }

@@ -10,10 +10,10 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 use crate::failure::{Failure, Result};
 
-/// The signals for a server of one process, which is in its field `process`.
+/// The signals for a server of one process. The struct has it in its field `process`.
 macro_rules! signals {
     () => {
-        /// SIGSTOP: connections stay open, and no request is answered.
+        /// SIGSTOP: connections stay open, and requests get no answer.
         ///
         /// # Errors
         /// If it is not running.
@@ -29,7 +29,7 @@ macro_rules! signals {
             self.process.resume()
         }
 
-        /// SIGKILL, and waits until it is gone. The port stays reserved.
+        /// SIGKILL, and waits until it has ended. The port stays reserved.
         pub fn kill9(&self) {
             self.process.kill9();
         }
@@ -61,7 +61,7 @@ pub struct Process {
     stdout: Option<ChildStdout>,
 }
 
-/// `None` until the child is reaped. Until then its pid is not reused.
+/// `None` until the child is reaped. Until then its pid is not used again.
 #[derive(Debug, Default)]
 struct Shared {
     ended: Mutex<Option<Ended>>,
@@ -88,15 +88,15 @@ impl Process {
             .stdin(streams.stdin)
             .stdout(streams.stdout)
             .stderr(streams.stderr);
-        // One thread per child that lives as long as the child: the kernel's parent-death signal follows the parent
-        // *thread*, and the caller's thread may be that of a test that shares its server with other tests.
+        // One thread per child that lives as long as the child. The kernel's parent-death signal follows the parent
+        // *thread*, and the caller's thread may belong to a test that shares its server with other tests.
         let nurse = {
             let shared = Arc::clone(&shared);
             move || match command.spawn() {
                 Ok(mut child) => {
                     let pid = Pid::from_child(&child);
                     let pipes = (child.stdin.take(), child.stdout.take());
-                    // The receiver waits below, so this does not fail.
+                    // Cannot fail: the receiver waits below.
                     drop(tell.send(Ok((pid, pipes))));
                     reap(pid, child, &shared);
                 }
@@ -155,7 +155,7 @@ impl Process {
         self.signal(Signal::TERM)
     }
 
-    /// SIGKILL, and waits until it is gone. No effect if it has ended.
+    /// SIGKILL, and waits until it has ended. No effect if it has already ended.
     pub fn kill9(&self) -> Ended {
         // Fails only if the process has ended.
         drop(self.signal(Signal::KILL));
@@ -196,12 +196,12 @@ impl Process {
     }
 
     fn signal(&self, signal: Signal) -> Result<()> {
-        // Under the mutex, so that the child is not reaped and its pid reused in the meantime.
+        // Under the mutex, so that nobody reaps the child and its pid is not used again in the meantime.
         let ended = self.shared.ended();
         if let Some(Ended(status)) = *ended {
             let pid = self.pid();
             return Err(Failure::new(format!(
-                "process {pid} has ended ({status}); it takes no signals"
+                "process {pid} has ended ({status}); it cannot get signals"
             )));
         }
         kill_process(self.pid, signal)
@@ -220,7 +220,7 @@ fn reap(pid: Pid, mut child: Child, shared: &Shared) {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
     while matches!(waitid(WaitId::Pid(pid), options), Err(Errno::INTR)) {}
     let mut ended = shared.ended();
-    // Fails only for a process that is not our child, which does not happen.
+    // Fails only for a process that is not our child, which cannot happen.
     *ended = Some(Ended(child.wait().unwrap_or_default()));
     shared.reaped.notify_all();
 }
@@ -240,7 +240,7 @@ fn in_path(name: &str) -> Option<PathBuf> {
     candidates.find(|candidate| candidate.is_file())
 }
 
-/// The same command under `setpriv --pdeathsig`, if it is installed.
+/// The same command under `setpriv --pdeathsig`, if `setpriv` is installed.
 fn dying_with_us(command: &Command) -> Command {
     let mut wrapped = match in_path("setpriv") {
         Some(setpriv) => {

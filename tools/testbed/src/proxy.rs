@@ -15,8 +15,8 @@ use tokio::time::Instant;
 use crate::failure::{Failure, Result};
 use crate::port::Port;
 
-/// Changes the first bytes of a client. Takes the bytes so far; returns how many of them it stands for, and what the server gets
-/// instead. `None` if it needs more of them.
+/// Changes the first bytes of a client. Takes the bytes so far. Returns how many of them it replaces, and what the
+/// server gets instead; `None` if it needs more bytes.
 pub(crate) type Opening = fn(&[u8]) -> Option<(usize, Vec<u8>)>;
 
 /// How a connection through the proxy begins.
@@ -56,7 +56,7 @@ struct Rules {
 /// How many chunks of requests are kept.
 const MOST_KEPT: usize = 200;
 
-/// How long a repeated request has for its answer.
+/// How long a repeated request waits for its answer.
 const REPEATED: Duration = Duration::from_secs(2);
 
 /// A chunk of requests and where it was sent.
@@ -205,7 +205,7 @@ impl Proxy {
         switched.map_err(Failure::to(&failed))
     }
 
-    /// Resets all connections, both halves of each.
+    /// Resets all connections, on both sides.
     pub fn reset(&self) {
         self.rules.send_modify(|rules| rules.cut += 1);
     }
@@ -215,8 +215,8 @@ impl Proxy {
         self.rules.send_modify(|rules| rules.keep = true);
     }
 
-    /// Sends what was kept once more, each chunk over a connection of its own, as a network or a proxy may that repeats
-    /// requests. Nobody reads the answers. For protocols in which a chunk is a request.
+    /// Sends the kept chunks once more, each over its own connection, like a network or a proxy that repeats requests.
+    /// The answers are discarded. For protocols in which a chunk is a request.
     ///
     /// # Errors
     /// If the proxy has ended.
@@ -229,7 +229,7 @@ impl Proxy {
             .map_err(Failure::to(failed))
     }
 
-    /// Keeps nothing more, and returns what was kept: chunks, in their order.
+    /// Stops keeping requests, and returns the kept chunks in their order.
     #[must_use]
     pub fn take_kept(&self) -> Vec<Vec<u8>> {
         self.rules.send_modify(|rules| rules.keep = false);
@@ -264,7 +264,7 @@ impl Proxy {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        // The port is closed when this returns. The connections follow. Fails only if the thread has ended.
+        // The port is closed when this returns; the connections end soon after. Fails only if the thread has ended.
         drop(self.refuse(true));
     }
 }
@@ -286,7 +286,7 @@ async fn serve(
             }
             Poll::Pending
         });
-        // A failed send means that the proxy no longer waits for the answer.
+        // A failed send means that the handle no longer waits for the answer.
         tokio::select! {
             biased;
             order = orders.recv() => match order {
@@ -313,7 +313,7 @@ async fn serve(
                 if let Ok((client, _)) = accepted {
                     counters.accepted.fetch_add(1, Ordering::Relaxed);
                     let counters = Arc::clone(&counters);
-                    // A connection that is cut before it reaches the server counts, too.
+                    // Count it now: a connection that is cut before it reaches the server counts, too.
                     let began = rules.borrow().cut;
                     let ends = (client, target, beginning);
                     tokio::spawn(connection(ends, began, rules.clone(), counters));
@@ -323,7 +323,7 @@ async fn serve(
     }
 }
 
-/// Sends a chunk, and waits for an answer. The server may be down, which ends it.
+/// Sends a chunk, and waits for an answer. Errors are ignored, since the server may be down.
 async fn repeat(target: SocketAddr, chunk: Vec<u8>) {
     let Ok(mut server) = TcpStream::connect(target).await else {
         return;
@@ -356,7 +356,7 @@ async fn connection(
         return;
     };
     for stream in [&client, &server] {
-        // Without this option a small packet may wait for the previous one. That is only a delay.
+        // Without this option a small packet may wait for the previous one, which is only a delay.
         drop(stream.set_nodelay(true));
     }
     counters.open.fetch_add(1, Ordering::Relaxed);
@@ -401,7 +401,7 @@ async fn connection(
     counters.open.fetch_sub(1, Ordering::Relaxed);
 }
 
-/// Connects to the server, which may begin to listen within this time.
+/// Connects to the server. Tries again within this time if the server does not listen yet.
 async fn reach(target: SocketAddr, patience: Duration) -> std::io::Result<TcpStream> {
     let begun = Instant::now();
     loop {
@@ -414,7 +414,7 @@ async fn reach(target: SocketAddr, patience: Duration) -> std::io::Result<TcpStr
     }
 }
 
-/// Passes on the opening of a client. A connection that ends in the middle of it does so for [`direction`], too.
+/// Passes on the first bytes of a client. If the connection ends meanwhile, [`direction`] sees that, too.
 async fn open(from: &mut ReadHalf<'_>, to: &mut WriteHalf<'_>, opening: Opening) {
     let mut bytes = Vec::new();
     loop {
@@ -443,7 +443,7 @@ async fn direction(
     let read = async move {
         let mut buffer = vec![0; 64 * 1024];
         loop {
-            // An error ends the stream like its regular end.
+            // An error ends the stream like a regular end.
             let count = from.read(&mut buffer).await.unwrap_or(0);
             let chunk = (count > 0).then(|| buffer[..count].to_vec());
             seen(&now.borrow(), &buffer[..count]);
@@ -456,7 +456,7 @@ async fn direction(
     let write = async move {
         while let Some((came, chunk)) = queued.recv().await {
             if !may_pass(came, &mut rules, flow).await {
-                // Lost: this direction stays silent until the connection is cut or the proxy dropped.
+                // The bytes are lost: this direction stays silent until the connection is cut or the proxy is dropped.
                 std::future::pending::<()>().await;
             }
             let written = match chunk {
@@ -471,7 +471,7 @@ async fn direction(
     tokio::join!(read, write);
 }
 
-/// Waits until a chunk that arrived at `came` may pass; `false` if it is lost.
+/// Waits until a chunk that arrived at `came` may pass. `false`: the chunk is lost.
 async fn may_pass(
     came: Instant,
     rules: &mut watch::Receiver<Rules>,

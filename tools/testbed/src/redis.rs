@@ -45,7 +45,7 @@ impl RedisBuilder {
             .config("appendfsync", fsync)
     }
 
-    /// The server is a node of a cluster. The [port](Redis::bus_port) of its bus is a free one, too.
+    /// The server is a node of a cluster. The [port](Redis::bus_port) of its bus is a free port, too.
     pub fn cluster(mut self) -> Self {
         self.cluster = true;
         self.config("cluster-enabled", "yes")
@@ -90,7 +90,7 @@ impl RedisBuilder {
     /// Starts it, and waits until it answers.
     ///
     /// # Errors
-    /// If redis-server is not installed, or does not come up; then with the end of its log.
+    /// If redis-server is not installed, or does not start; then with the end of its log.
     pub fn start(self) -> Result<Redis> {
         let server = program("redis-server", "redis-server")?;
         let dir = Dir::new("redis")?;
@@ -155,7 +155,7 @@ pub struct Redis {
     remembers: bool,
     clock: Option<Arc<ClockShim>>,
     sentinel: bool,
-    // Last, so that the server is gone before its directory is.
+    // Last, so that the server has ended before its directory is removed.
     dir: Dir,
 }
 
@@ -206,7 +206,7 @@ impl Redis {
         self.tls_port.as_ref().map(Port::number)
     }
 
-    /// The file with the certificate of the authority that has signed the server's.
+    /// The file with the certificate of the authority that signed the server's certificate.
     #[must_use]
     pub fn ca(&self) -> String {
         self.dir.join("ca.crt")
@@ -232,8 +232,8 @@ impl Redis {
 
     signals!();
 
-    /// Starts it again on the same port. If it runs, it is killed first. Its data survives with an
-    /// [append-only file](RedisBuilder::append_only).
+    /// Starts it again on the same port. A running server is killed first. Its data survives with an [append-only
+    /// file](RedisBuilder::append_only).
     ///
     /// # Errors
     /// As [`RedisBuilder::start`].
@@ -270,7 +270,7 @@ impl Redis {
         copy_all(&files, &saved).map_err(Failure::to(format!("copy {files}")))
     }
 
-    /// Starts it again on the same port with the saved files: everything that was acknowledged since is undone.
+    /// Starts it again on the same port with the saved files. Everything that it acknowledged since then is undone.
     ///
     /// # Errors
     /// If nothing was saved, and as [`RedisBuilder::start`].
@@ -281,7 +281,7 @@ impl Redis {
         self.restart()
     }
 
-    /// Simulates a power loss: kills it, and cuts the last `bytes` off its append-only file.
+    /// Simulates a power loss: kills it, and removes the last `bytes` of its append-only file.
     ///
     /// # Errors
     /// If it is not append-only.
@@ -333,7 +333,7 @@ impl Redis {
     fn await_answer(&self) -> Result<()> {
         let begin = Instant::now();
         loop {
-            // A PING alone is not enough: another server on this port would answer it, too.
+            // A PING alone is not enough, since another server on this port would also answer it.
             let info = self.command::<String>(&["INFO"]);
             let ours = format!("process_id:{}\r", self.pid());
             let why = match info {
@@ -343,7 +343,7 @@ impl Redis {
                 {
                     return Ok(());
                 }
-                // The server answers PING before it has read its append-only file, and refuses everything else.
+                // Before the server has read its append-only file, it answers PING and refuses everything else.
                 Ok(info) if info.contains(&ours) => "it is still loading".to_owned(),
                 Ok(_) => "another server answers on its port".to_owned(),
                 Err(error) => error.to_string(),
@@ -356,7 +356,7 @@ impl Redis {
                     self.log()
                 )));
             }
-            // The server does not announce that it is ready.
+            // The server does not announce that it is ready, so poll.
             std::thread::sleep(Duration::from_millis(2));
         }
     }

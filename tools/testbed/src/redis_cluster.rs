@@ -17,8 +17,8 @@ pub struct RedisCluster {
 }
 
 impl RedisCluster {
-    /// Starts it, and waits until every node reports that the cluster is up: about two seconds. A master that does not answer for
-    /// `node_timeout` (in ms) is replaced. With `fsync` the nodes keep append-only files.
+    /// Starts it, and waits until every node reports that the cluster is up: about two seconds. A master that does not
+    /// answer for `node_timeout` (in ms) is replaced. With `fsync` the nodes keep append-only files.
     ///
     /// # Errors
     /// If redis-server is not installed, or the cluster does not come up.
@@ -104,7 +104,7 @@ impl RedisCluster {
         self.nodes[at].command(&["CLUSTER", "MYID"])
     }
 
-    /// Waits until every node that is a master serves, knows the others, and has its replicas in step.
+    /// Waits until every master serves, knows the other nodes, and has its replicas in sync.
     ///
     /// # Errors
     /// If that takes too long.
@@ -136,7 +136,7 @@ impl RedisCluster {
         })
     }
 
-    /// The node that has a slot, according to `witness`.
+    /// The node that has a slot, according to the node `witness`.
     ///
     /// # Errors
     /// If it does not answer, or no node has the slot.
@@ -158,12 +158,13 @@ impl RedisCluster {
                 _ => 0,
             };
             let found = self.nodes.iter().position(|node| node.port() == port);
-            return found.ok_or_else(|| Failure::new(format!("port {port} is none of ours")));
+            return found
+                .ok_or_else(|| Failure::new(format!("port {port} is not one of the cluster")));
         }
         Err(Failure::new(format!("no node has the slot {slot}")))
     }
 
-    /// Begins to move a slot: from now on keys may be on either node.
+    /// Begins to move a slot: from now on a key may be on either node.
     ///
     /// # Errors
     /// If a node refuses.
@@ -173,7 +174,7 @@ impl RedisCluster {
         self.nodes[from].command(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &target])
     }
 
-    /// Moves all keys of a slot that is being moved.
+    /// Moves all keys of the slot that is being moved.
     ///
     /// # Errors
     /// If a node refuses.
@@ -204,7 +205,7 @@ impl RedisCluster {
         Ok(())
     }
 
-    /// Waits until another node than `before` has the slot and serves it, according to `witness`.
+    /// Waits until another node than `before` has the slot and serves it, according to the node `witness`.
     ///
     /// # Errors
     /// If that takes too long.

@@ -1,4 +1,4 @@
-//! A Redis master, its replicas, and the Sentinels that watch them.
+//! A Redis master, its replicas, and the Sentinels that monitor them.
 
 use std::time::{Duration, Instant};
 
@@ -22,8 +22,8 @@ pub struct RedisSentinelBuilder {
 }
 
 impl RedisSentinelBuilder {
-    /// Servers and Sentinels also listen with TLS; see [`RedisBuilder::tls`](crate::RedisBuilder::tls). Among themselves
-    /// they do not use it.
+    /// Servers and Sentinels also listen with TLS; see [`RedisBuilder::tls`](crate::RedisBuilder::tls). They do not use
+    /// TLS with each other.
     pub fn tls(mut self) -> Self {
         self.tls = true;
         self
@@ -47,10 +47,11 @@ impl RedisSentinelBuilder {
         self
     }
 
-    /// Starts one master, two replicas and three Sentinels, and waits until all know each other: about two seconds.
+    /// Starts one master, two replicas and three Sentinels, and waits until they all know each other: about two
+    /// seconds.
     ///
     /// # Errors
-    /// If redis-server is not installed, or one of them does not come up.
+    /// If redis-server is not installed, or one of them does not start.
     pub fn start(self) -> Result<RedisSentinel> {
         let mut servers: Vec<Redis> = Vec::new();
         for _ in 0..3 {
@@ -155,7 +156,7 @@ impl RedisSentinel {
     #[must_use]
     pub fn password_file(&self) -> String {
         let path = self.sentinels[0].dir().join("password");
-        // A failure shows when the file is read.
+        // A failure shows later, when the file is read.
         drop(std::fs::write(&path, &self.password));
         path.to_string_lossy().into_owned()
     }
@@ -196,7 +197,7 @@ impl RedisSentinel {
         most.ok_or_else(|| Failure::new(format!("the Sentinels disagree: {votes:?}")))
     }
 
-    /// Waits until a server other than `before` is the master and answers as one.
+    /// Waits until another server than `before` is the master and answers as one.
     ///
     /// # Errors
     /// If that takes too long.
@@ -260,22 +261,22 @@ impl RedisSentinel {
         })
     }
 
-    /// Ends [`RedisSentinel::cut_replication`], on all servers that run.
+    /// Ends [`RedisSentinel::cut_replication`] on all running servers.
     pub fn mend_replication(&self) {
         for server in &self.servers {
-            // A server that does not run needs no repair.
+            // A stopped server needs no repair.
             drop(server.command::<()>(&["CONFIG", "SET", "masterauth", &self.password]));
         }
     }
 
-    /// Starts a killed server again as a replica of the present master.
+    /// Starts a killed server again, as a replica of the present master.
     ///
     /// # Errors
-    /// If it does not come up.
+    /// If it does not start.
     pub fn rejoin(&mut self, at: usize) -> Result<()> {
         let master = self.servers[self.master()?].port().to_string();
         self.servers[at].restart()?;
-        // Sentinels make servers store their configuration, with the change of `cut_replication`.
+        // Sentinels make servers store their configuration, including the change of `cut_replication`.
         self.mend_replication();
         self.servers[at].command::<()>(&["REPLICAOF", "127.0.0.1", &master])
     }
@@ -288,7 +289,9 @@ pub(crate) fn until<T>(what: &str, mut done: impl FnMut() -> Result<T>) -> Resul
         match done() {
             Ok(done) => return Ok(done),
             Err(error) if begin.elapsed() > PATIENCE => {
-                return Err(Failure::new(format!("waited in vain for {what}: {error}")));
+                return Err(Failure::new(format!(
+                    "timed out waiting for {what}: {error}"
+                )));
             }
             Err(_) => std::thread::sleep(Duration::from_millis(10)),
         }

@@ -17,7 +17,7 @@ impl Redlock {
     /// Starts `count` servers without passwords.
     ///
     /// # Errors
-    /// If redis-server is not installed, or one of them does not come up.
+    /// If redis-server is not installed, or one of them does not start.
     pub fn start(count: usize) -> Result<Self> {
         Self::start_each(count, |_| Redis::builder())
     }
@@ -79,8 +79,8 @@ impl Redlock {
     }
 }
 
-/// Lets a server vote at once. The engine does not let a new server vote for a while, half a minute by default, and stores
-/// on the server when it was first seen. This sets that time long ago.
+/// Lets a server vote at once. By default the engine does not let a new server vote for half a minute, and stores on
+/// the server when it first saw that server. This sets that time to long ago.
 ///
 /// # Errors
 /// If the server does not answer.
@@ -91,7 +91,7 @@ pub fn seen_long_ago(node: &Redis, database: u32) -> Result<()> {
         .find_map(|line| line.strip_prefix("run_id:"))
         .ok_or_else(|| Failure::new("a redis-server without a run id"))?;
     let since = format!("{run}:1");
-    // A day before the machine was booted.
+    // A day before the machine started.
     let watch = format!("{}=-86400000,", machine()?);
     let noted = node.connect().and_then(|mut connection| {
         let mut commands = redis::pipe();
@@ -108,7 +108,7 @@ pub fn seen_long_ago(node: &Redis, database: u32) -> Result<()> {
     noted.map_err(Failure::to("note since when a server is seen"))
 }
 
-/// The identity of this machine for clients: its boot id, and the time namespace.
+/// How clients identify this machine: its boot id, and the time namespace.
 fn machine() -> Result<String> {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
     let boot = boot.map_err(Failure::to("read the machine's boot id"))?;

@@ -35,7 +35,7 @@ impl Worker {
         let stdout = stdout.ok_or_else(|| Failure::new("the worker has no standard output"))?;
         let (tell, lines) = mpsc::unbounded_channel();
         let read = move || {
-            // Ends with the worker's output, or when the receiver is dropped.
+            // Ends when the worker's output ends, or when the receiver is dropped.
             for line in BufReader::new(stdout)
                 .lines()
                 .map_while(std::io::Result::ok)
@@ -102,7 +102,7 @@ impl Worker {
         std::mem::replace(&mut self.lines, mpsc::unbounded_channel().1)
     }
 
-    /// As [`Worker::line`], blocking; not to be called in an async context.
+    /// As [`Worker::line`], but blocking. Do not call it in an async context.
     pub fn line_blocking(&mut self) -> Option<String> {
         self.lines.blocking_recv()
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use fencelock_testbed::{Flow, Proxy};
 
-/// Echoes every connection on its own thread until it ends; the listener lives as long as the test process.
+/// Echoes each connection on its own thread until it ends. The listener lives as long as the test process.
 fn echo() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -176,7 +176,7 @@ fn repeats_what_it_kept_over_another_connection() {
     proxy.repeat().unwrap();
     let (mut again, _) = server.accept().unwrap();
     assert_eq!(&read(&mut again), b"two.");
-    // Once, and only what was kept.
+    // The requests arrive once more, and only those that were kept.
     client.send("end.");
     assert_eq!(&read(&mut first), b"end.");
     proxy.repeat().unwrap();

@@ -29,7 +29,7 @@ fn many_at_once_have_ports_of_their_own() {
             .map(|thread| thread.join().unwrap())
             .collect::<Vec<_>>()
     });
-    // The threads that started the servers have ended. The servers still run.
+    // The threads that started the servers have ended, but the servers still run.
     let mut ports: Vec<u16> = servers.iter().map(Redis::port).collect();
     for (i, redis) in servers.iter().enumerate() {
         redis

@@ -1,4 +1,4 @@
-//! Child processes: lines, signals, and that they never outlive us.
+//! Child processes: lines, signals, and no child outlives this process.
 #![allow(clippy::unwrap_used)]
 
 use std::os::unix::process::ExitStatusExt;

@@ -1,5 +1,6 @@
-//! Schedules of a move between two stores, on two Redis servers: each makes one planted bug show, and must find nothing without
-//! it. A client that is cut off from the records, an administrator that stands still or is killed, a record that is lost.
+//! Schedules of a move between two stores, on two Redis servers. Each schedule makes one planted bug show, and without
+//! the bug it must find nothing. In the schedules a client is cut off from the records, an administrator stalls or is
+//! killed, or a record is lost.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ const EXCLUSION: &str = "exclusion";
 /// A later grant has a lower token.
 const ORDER: &str = "token-order";
 
-/// How far the old store's tokens are ahead of its time, so that each is one above the last one.
+/// How far the old store's tokens are ahead of its clock, so that each new token is one above the last one.
 const AHEAD: u64 = 3_600_000_000;
 
 const COUNTER: &str = "fencelock:counter";
@@ -30,10 +31,10 @@ const RECORD: &str = "fencelock:record";
 /// Two thirds of the shortest pace here.
 const TTL: Duration = Duration::from_millis(800);
 
-/// For how long something is awaited that a bug brings at once.
+/// How long a schedule waits for what a bug causes at once.
 const SHORTLY: Duration = Duration::from_millis(200);
 
-/// Runs a schedule: the rules that were broken.
+/// Runs a schedule, and returns the rules that were broken.
 pub(crate) async fn run(name: &str) -> Done<Vec<&'static str>> {
     match name {
         "hush" => cut_off_before_the_hush().await,
@@ -46,17 +47,17 @@ pub(crate) async fn run(name: &str) -> Done<Vec<&'static str>> {
     }
 }
 
-/// What becomes of calls for the record.
+/// What happens to calls for the record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Open,
-    /// The store cannot be reached for it.
+    /// The record of the store cannot be reached.
     Cut,
-    /// Its answers do not come before the way is open.
+    /// Answers are held back until the way is open.
     AnswersLate,
-    /// They are not sent before the way is open.
+    /// Requests are held back until the way is open.
     Waits,
-    /// They are never sent: whoever calls is about to be killed.
+    /// Requests are never sent: the caller is about to be killed.
     Ends,
 }
 
@@ -64,13 +65,13 @@ enum Way {
 #[derive(Debug)]
 struct Gate {
     way: watch::Sender<Way>,
-    /// How many calls have come to a way that is not open.
+    /// How many calls came while the way was not open.
     met: watch::Sender<usize>,
-    /// A change is about to be written: these ways are cut before.
+    /// Ways that are cut just before a change is written.
     cuts: Vec<Arc<Gate>>,
     /// A change was written.
     wrote: Notify,
-    /// Its writer stands still after it, at these ways.
+    /// Ways at which the writer of a change stops after it.
     stops: watch::Sender<Vec<Arc<Gate>>>,
 }
 
@@ -90,12 +91,12 @@ impl Gate {
     }
 
     async fn meets(&self) {
-        // Its sender is here.
+        // Cannot fail: the sender lives in `self`.
         let _ = self.met.subscribe().wait_for(|met| *met > 0).await;
     }
 }
 
-/// Those of both stores.
+/// The gates of both stores.
 type Gates = [Arc<Gate>; 2];
 
 fn gates() -> Gates {
@@ -235,7 +236,7 @@ async fn highest(client: &Client, count: usize) -> Result<Token, Error> {
     Ok(highest)
 }
 
-/// Whether a grant that comes after another one breaks a rule.
+/// The rule that a later grant breaks.
 fn order(before: Token, after: Result<Token, Error>) -> Vec<&'static str> {
     match after {
         Ok(after) if after <= before => vec![ORDER],
@@ -243,7 +244,7 @@ fn order(before: Token, after: Result<Token, Error>) -> Vec<&'static str> {
     }
 }
 
-/// Whether somebody believes in the lock of a holder who believes.
+/// Whether another client believes that it holds the lock while its holder does, too.
 async fn exclusion(holder: &Guard, other: &Client) -> Vec<&'static str> {
     match other.try_lock("x").ttl(TTL).await {
         Ok(guard) if guard.is_valid() && holder.is_valid() => vec![EXCLUSION],
@@ -251,7 +252,7 @@ async fn exclusion(holder: &Guard, other: &Client) -> Vec<&'static str> {
     }
 }
 
-/// A client hears nothing from the moment on at which the step from phase 1 is written.
+/// A client is cut off just before the step from phase 1 is written.
 async fn cut_off_before_the_hush() -> Done<Vec<&'static str>> {
     let all = Move::prepared(1500, 1500).await?;
     all.begin().await?;
@@ -266,7 +267,7 @@ async fn cut_off_before_the_hush() -> Done<Vec<&'static str>> {
     Ok(order(before, after.map(|guard| guard.token())))
 }
 
-/// The new store's tokens are far behind.
+/// The new store's tokens are far behind those of the old store.
 async fn tokens_over_the_step() -> Done<Vec<&'static str>> {
     let all = Move::prepared(1200, 300).await?;
     all.begin().await?;
@@ -277,7 +278,7 @@ async fn tokens_over_the_step() -> Done<Vec<&'static str>> {
     Ok(order(before, highest(&client, 1).await))
 }
 
-/// After the move the new store loses its record, and a program is started. The holder hears nothing of it.
+/// After the move the new store loses its record, and then a program starts. The holder is cut off from the records.
 async fn a_record_is_lost() -> Done<Vec<&'static str>> {
     let all = Move::prepared(1500, 300).await?;
     all.begin().await?;
@@ -294,18 +295,18 @@ async fn a_record_is_lost() -> Done<Vec<&'static str>> {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     };
-    // Without the bug it is not.
+    // Without the bug the program is not fooled, and this runs out of time.
     let _ = tokio::time::timeout(SHORTLY, fooled).await;
     Ok(exclusion(&guard, &started).await)
 }
 
-/// A client knows the old store alone, and hears nothing while all steps go by.
+/// A client that knows the old store alone is cut off during all steps.
 async fn cut_off_over_all_steps() -> Done<Vec<&'static str>> {
     let all = Move::prepared(1500, 300).await?;
     let behind = gates();
     let (client, _) = all.client(&behind).await?;
     highest(&client, 1).await?;
-    // `begin` looks at the stores for some seconds first.
+    // `begin` first looks at the stores for some seconds.
     let admin = [0, 1].map(|_| Gate::new(behind.to_vec()));
     let begun = all.migration(&admin).await?;
     begun.begin(&how().despite_findings(true)).await?;
@@ -316,7 +317,7 @@ async fn cut_off_over_all_steps() -> Done<Vec<&'static str>> {
     Ok(exclusion(&guard, &client).await)
 }
 
-/// A client has asked for the record in phase 0, and the answers come after all steps.
+/// A client has asked for the record in phase 0, and the answers arrive after all steps.
 async fn an_answer_is_late() -> Done<Vec<&'static str>> {
     let all = Move::prepared(1500, 300).await?;
     let late = gates();
@@ -334,8 +335,8 @@ async fn an_answer_is_late() -> Done<Vec<&'static str>> {
     Ok(exclusion(&guard, &client).await)
 }
 
-/// One administrator is about to leave the old store when another one goes back. The first one is late: the hush is written,
-/// and the second one stands still. Then the first one is killed where it would see that.
+/// One administrator is about to leave the old store when another one goes back. The first one is slow. The second one
+/// writes the hush and stops. Then the first one is killed just before it would read the hush.
 async fn an_administrator_is_late_and_killed() -> Done<Vec<&'static str>> {
     let all = Arc::new(Move::prepared(2000, 400).await?);
     all.begin().await?;
@@ -366,7 +367,7 @@ async fn an_administrator_is_late_and_killed() -> Done<Vec<&'static str>> {
     second[0].stops.send_replace(Vec::new());
     first[0].set(Way::Ends);
     first[1].set(Way::Open);
-    // It waits at the old store's record, in which it would see the hush.
+    // The first one waits for the old store's record, which would show the hush.
     let _ = tokio::time::timeout(Duration::from_secs(5), first[0].meets()).await;
     forth.abort();
 

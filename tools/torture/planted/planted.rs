@@ -1,9 +1,9 @@
-//! Bugs that are planted in the core, in the engines for Redis, in the lock service before it, and in moves between stores. Torture must find each, and
-//! nothing without them.
+//! Bugs that are planted in the core, in the engines for Redis, in the lock service with Redis, and in moves between
+//! stores. Torture must find each bug, and must find nothing without them.
 //!
 //! Only `--cfg fencelock_planted` compiles them in. This program builds itself a second time with that option, through
-//! `RUSTC_WORKSPACE_WRAPPER`, which cargo runs only for the crates of this workspace: so the dependencies are not built
-//! again. The wrapper is this program, too, and with the bugs inside it is `fencelock torture`.
+//! `RUSTC_WORKSPACE_WRAPPER`. Cargo runs the wrapper for the crates of this workspace alone, so the dependencies are
+//! not built again. This program is the wrapper, too. With the bugs inside it is `fencelock torture`.
 
 mod moves;
 
@@ -18,7 +18,7 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-/// A bug, the run that finds it, and rules of which at least one is broken.
+/// A bug, the run that finds it, and the rules of which the run must break at least one.
 struct Bug {
     name: &'static str,
     run: &'static str,
@@ -34,7 +34,7 @@ const BUGS: &[Bug] = &[
     Bug {
         name: "release-without-owner-check",
         run: "--start redis --faults none --ttl 300ms --overstay 100 --names 4 --time 3s",
-        // A holder whose lock was released by another learns it at its release or at its renewal.
+        // A holder whose lock was released by another client learns of it at its release or at its renewal.
         breaks: &["exclusion", "loss-first", "kept"],
     },
     Bug {
@@ -42,20 +42,20 @@ const BUGS: &[Bug] = &[
         run: "--start redlock --faults none --ttl 500ms --names 1 --time 5s",
         breaks: &["token-once", "token-order"],
     },
-    // The lock service. A late answer is enough, since a lease that counts from it is too long by the whole poll.
+    // The lock service. A late answer is enough: a lease that counts from the answer is too long by the whole poll.
     Bug {
         name: "lease-from-answer",
         run: "--start http-redis --faults delay --ttl 1s --overstay 900 --names 4 --time 8s",
         breaks: &["loss-first", "exclusion"],
     },
-    // A poll goes to another replica than the one before, and the lock is held for longer than a claim window. No fault needed;
-    // each name gives a few chances, and with two names some runs had none.
+    // A poll goes to another replica than the one before, while the lock is held for longer than a claim window. This
+    // needs no fault. Each name gives a few chances; with two names some runs had none.
     Bug {
         name: "gateway-withdraws",
         run: "--start http-redis --faults none --ttl 4s --hold 3s --overstay 0 --names 8 --workers 3 --tasks 8 --time 10s",
         breaks: &["exclusion", "loss-first", "kept", "queue"],
     },
-    // The other four show only when requests come once more at the right moments.
+    // The other four show only when requests are repeated at the right moments.
     Bug {
         name: "gateway-confirms",
         run: REVIVE,
@@ -76,7 +76,7 @@ const BUGS: &[Bug] = &[
         run: REVIVE,
         breaks: &["late"],
     },
-    // Moves between two stores. These show in the moment of a step, so each has a schedule of its own (moves.rs).
+    // Moves between two stores. Each bug shows at the moment of a step, so each has a schedule of its own (moves.rs).
     Bug {
         name: "no-hush",
         run: "--move hush",
@@ -113,7 +113,7 @@ const BUGS: &[Bug] = &[
 const REVIVE: &str = "--start http-redis --faults revive --ttl 6s --hold 600ms --overstay 0 --names 8 --workers 3 --tasks 12 \
     --together 1 --time 10s";
 
-/// How many runs there are at once: each has servers and workers, and other tests run beside them.
+/// How many runs there are at once. Each has servers and workers, and other tests run at the same time.
 const AT_ONCE: usize = 3;
 
 fn main() -> ExitCode {
@@ -135,20 +135,20 @@ fn main() -> ExitCode {
     match show() {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
-            // As cargo says it, so that a search of a long output for errors finds it.
+            // Printed in cargo's form, so that a search for errors in a long output finds it.
             eprintln!("error: {why}");
             ExitCode::FAILURE
         }
     }
 }
 
-/// As cargo's wrapper: runs the compiler with the bugs.
+/// Acts as cargo's wrapper: runs the compiler with the bugs compiled in.
 fn compile(args: &[OsString]) -> ExitCode {
     let Some((rustc, args)) = args.split_first() else {
         return ExitCode::FAILURE;
     };
     let mut rustc = Command::new(rustc);
-    // Returns only if there is no such program.
+    // Returns only if the program cannot be started.
     let error = rustc.args(args).args(["--cfg", "fencelock_planted"]).exec();
     eprintln!("{error}");
     ExitCode::FAILURE
@@ -159,7 +159,7 @@ async fn torture() -> ExitCode {
     fencelock_torture::program().await
 }
 
-/// A schedule of a move, with an output like that of torture.
+/// Runs a schedule of a move, and prints its result as torture does.
 #[tokio::main(worker_threads = 2)]
 async fn one_move(name: &str) -> ExitCode {
     let broken = match moves::run(name).await {
@@ -188,10 +188,10 @@ fn show() -> Result<(), String> {
     let begin = Instant::now();
     let program = build()?;
     println!("built with the bugs in {:?}", begin.elapsed());
-    // First with all bugs off, then with each.
+    // First with all bugs off, then with each bug.
     for planted in [false, true] {
         let program = &program;
-        // Bugs with the same run share it while they are off.
+        // With the bugs off, bugs with the same run share it.
         let mut runs = BTreeSet::new();
         let bugs = BUGS.iter().filter(|bug| planted || runs.insert(bug.run));
         let bugs: Vec<&Bug> = bugs.collect();
@@ -251,9 +251,9 @@ fn build() -> Result<PathBuf, String> {
     let target = this
         .ancestors()
         .nth(3)
-        .ok_or("this program lies in no target directory")?;
+        .ok_or("this program is in no target directory")?;
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    // Cargo's variables about this package: a build script that depends on them would run again.
+    // Remove cargo's variables about this package. A build script that depends on them would run again.
     for (name, _) in env::vars_os() {
         let text = name.to_string_lossy();
         if ["CARGO_PKG_", "CARGO_MANIFEST_"]
@@ -264,7 +264,7 @@ fn build() -> Result<PathBuf, String> {
         }
     }
     let built = cargo
-        // With the features of the whole suite, so that everything else is already built.
+        // The features of the whole test suite, so that everything else is already built.
         .args([
             "test",
             "--workspace",
@@ -305,7 +305,7 @@ fn build() -> Result<PathBuf, String> {
     }
 }
 
-/// The rules whose promises were broken.
+/// The rules whose promises were broken, from the JSON of a run.
 fn run(program: &Path, bug: &Bug, planted: bool) -> Result<Vec<String>, String> {
     let mut command = Command::new(program);
     command

@@ -29,7 +29,7 @@ struct Program {
     args: Args,
 }
 
-/// The program that the tests and the table of docs/torture-results.md use.
+/// The program for the tests and for the table of docs/torture-results.md.
 pub async fn program() -> ExitCode {
     let Program { store, args } = clap::Parser::parse();
     match command(&args, &store, &[]).await {

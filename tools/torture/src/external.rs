@@ -1,4 +1,4 @@
-//! A store that was not started here: its servers have no faults, and each worker has proxies of its own before them.
+//! A store that was not started here. Its servers have no faults; each worker has its own proxies before them.
 
 use std::net::ToSocketAddrs;
 
@@ -17,8 +17,8 @@ const PORTS: &[(&str, u16)] = &[
     ("postgresql", 5432),
 ];
 
-/// A route to the store with a proxy before each host: the URL to use, and the proxies. No proxies for clients that learn
-/// the servers from others (Sentinel, Cluster) or that verify the server's name (TLS).
+/// A route to the store with a proxy before each host: the URL to use, and the proxies. There are no proxies for
+/// clients that learn the servers from other servers (Sentinel, Cluster) or that verify the server's name (TLS).
 pub(crate) fn route(url: &str) -> Result<(String, Vec<Proxy>)> {
     let mut proxies = Vec::new();
     let mut hosts = Vec::new();
@@ -61,7 +61,7 @@ fn parts<'a>(url: &'a str) -> Option<Parts<'a>> {
     if after.contains("tls-ca=") || own_credentials || hosts.is_empty() {
         return None;
     }
-    // To another machine these use TLS, and verify the server's name.
+    // To another machine these clients use TLS, and verify the server's name.
     let database = ["mysql", "mariadb", "postgres", "postgresql"].contains(&scheme);
     if database
         && !["tls=off", "sslmode=disable"]

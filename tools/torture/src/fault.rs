@@ -18,7 +18,7 @@ pub enum FaultKind {
     SwitchOver,
     /// A server is cut off from the other servers; its clients still reach it.
     CutOff,
-    /// No client reaches a server; its other connections stand.
+    /// No client reaches a server. Its connections to other servers stay.
     Unreachable,
     /// A server is cut off from its clients and from the other servers.
     Isolate,
@@ -30,11 +30,11 @@ pub enum FaultKind {
     KillConnections,
     /// The requests of all workers to a server arrive once more, late and over other connections.
     Repeat,
-    /// A claim that was released is asked for once more, and then renewed again and again, as by late requests.
+    /// Late requests ask again for a claim that was released, and then renew it again and again.
     Revive,
     /// A step of a move between two stores is made.
     Step,
-    /// The same, and whoever makes it is killed.
+    /// The same, and the administrator is killed.
     StepKilled,
     /// A store of a move loses its record.
     RecordLost,

@@ -48,7 +48,7 @@ pub struct History {
     /// What happened to the store without an injected fault, as far as it is known and affects the promises.
     #[serde(default)]
     pub befell: Vec<Fault>,
-    /// What late requests have brought that they must not.
+    /// Effects of late requests that must not happen.
     #[serde(default)]
     pub late: Vec<Late>,
     /// What was left on the server at the end.
@@ -83,15 +83,15 @@ pub struct Attempt {
     pub name: u32,
     /// Whether it is in shared mode.
     pub shared: bool,
-    /// How the task requested the lock, and how it meant to leave it.
+    /// How the task requested the lock, and how it meant to release it.
     pub how: How,
     /// When it sent the request.
     pub asked: u64,
     /// When it learned that it held.
     pub granted: Option<u64>,
-    /// With which token.
+    /// The token of the grant.
     pub token: Option<u64>,
-    /// For which claim: 32 hex digits.
+    /// The claim: 32 hex digits.
     pub claim: Option<String>,
     /// The last known end of its validity.
     pub valid: Option<u64>,
@@ -105,7 +105,7 @@ pub struct Attempt {
     pub over: Option<u64>,
 }
 
-/// How a task requests a lock, and leaves it.
+/// How a task requests a lock, and how it releases it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum How {
@@ -118,7 +118,7 @@ pub enum How {
     Unfair,
     /// Drops the request, unless it is granted sooner.
     DropRequest,
-    /// Drops the guard.
+    /// Drops the guard instead of a release.
     DropGuard,
     /// Does not renew, holds past the lease, and then writes without a check.
     Overstay,
@@ -128,7 +128,7 @@ pub enum How {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum End {
-    /// It has not.
+    /// It has not ended.
     #[default]
     Open,
     /// Released while held.
@@ -225,14 +225,14 @@ pub struct Fault {
     pub why: String,
 }
 
-/// What a late request has brought, and must not.
+/// An effect of a late request that must not happen.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Late {
     /// The lock.
     pub name: String,
     /// When it was seen.
     pub at: u64,
-    /// In words.
+    /// A description.
     pub what: String,
 }
 
@@ -253,7 +253,7 @@ pub enum Rule {
     /// The fence refuses no holder.
     FenceOpen,
     /// First come, first served.
-    // Its name in older histories.
+    // The name of the rule in older histories.
     #[serde(alias = "line")]
     Queue,
     /// A task that waits long enough without a fault is granted the lock.

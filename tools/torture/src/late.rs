@@ -1,10 +1,10 @@
-//! Requests of the lock service that arrive once more, late, and what they may bring. Random repetition hardly ever finds the
-//! moments that matter, so that this is a schedule, and each of its requests is followed by a look.
+//! Requests of the lock service that are repeated late, and their effects. Random repetition hardly ever finds the
+//! moments that matter. So this is a schedule: it looks at the lock after each repeated request.
 //!
-//! - The request that takes a lock comes again after the release. The lock may be held then for a claim window, and no
-//!   longer, since nobody knows of that grant. Renewals of the grant before must not prolong it.
-//! - The request that took a lock comes again while its claim holds. The lease must not become shorter. Nor must it by a renewal
-//!   for a shorter time that does not say that it shortens.
+//! - The request that takes a lock is repeated after the release. The lock may then be held for one claim window at
+//!   most, since no client knows of that grant. Renewals of the earlier grant must not prolong it.
+//! - The request that took a lock is repeated while its claim holds. The lease must not become shorter. A renewal for a
+//!   shorter time must not shorten it either, unless the renewal says so.
 
 use std::collections::HashSet;
 use std::io::{Error, Read, Write};
@@ -18,15 +18,15 @@ use serde_json::Value;
 
 use crate::history::Late;
 
-/// How many claims of each kind are taken again at once.
+/// How many claims of each kind are handled at once.
 const AT_ONCE: usize = 6;
-/// How long the claim is asked for.
+/// How long the claim is requested again.
 const TAKING: Duration = Duration::from_secs(3);
-/// How often a renewal of the grant before comes again.
+/// How often a renewal of the earlier grant is repeated.
 const RENEWALS: u32 = 3;
 /// How long an answer may take.
 const ANSWER: Duration = Duration::from_secs(4);
-/// What is left of a lease is told in whole milliseconds.
+/// The service gives the rest of a lease in whole milliseconds.
 const ROUNDING: u64 = 5;
 
 /// What was found.
@@ -45,7 +45,7 @@ impl Found {
     }
 }
 
-/// A request about claims, and what it says: as it was on the wire, or one of a batch as it is when it comes alone.
+/// A request about claims: as it was on the wire, or one of a batch in the form of a single request.
 #[derive(Clone, Debug)]
 struct Request {
     bytes: Vec<u8>,
@@ -69,7 +69,7 @@ impl Request {
         })
     }
 
-    /// A batch is served as if each of its requests had come alone.
+    /// Reads a request. A batch counts as its requests, each sent alone.
     fn read_all(bytes: Vec<u8>) -> Vec<Self> {
         let Some(request) = Self::read(bytes) else {
             return Vec::new();
@@ -81,7 +81,7 @@ impl Request {
         of.filter_map(|one| request.alone(one)).collect()
     }
 
-    /// One of this batch, with the headers of the batch.
+    /// One request of this batch, with the headers of the batch.
     fn alone(&self, one: &Value) -> Option<Self> {
         let claim = one["claim"].as_str()?;
         let (method, path, body) = match (one.get("take"), one.get("release")) {
@@ -95,7 +95,7 @@ impl Request {
         let mut alone = format!("{method} {path} HTTP/1.1\r\n");
         for header in head.split("\r\n").skip(1) {
             let (name, _) = header.split_once(':')?;
-            // The media type of the answer is another, too.
+            // The media type of the answer also differs.
             if !["content-length", "accept"].contains(&&*name.to_ascii_lowercase()) {
                 alone.push_str(&format!("{header}\r\n"));
             }
@@ -112,7 +112,7 @@ impl Request {
         })
     }
 
-    /// A renewal of this claim alone, for a quarter of the time.
+    /// A renewal of this claim alone, for a quarter of the requested time.
     fn shorter(&self, claim: &str) -> Option<Vec<u8>> {
         let mut of = self.body.get("claims")?.as_array()?.iter();
         let mut one = of.find(|of| of["claim"] == claim)?.clone();
@@ -145,21 +145,20 @@ impl Request {
     }
 }
 
-/// The requests of one claim that come again.
+/// The requests of one claim that are repeated.
 #[derive(Debug)]
 pub(crate) struct Again {
     claim: String,
     name: String,
-    /// The last one: a poll, if the claim has waited.
+    /// The last one: a poll, if the claim waited.
     take: Request,
-    /// A renewal of the grant before, and its token.
+    /// A renewal of the earlier grant, and its token.
     renewal: Option<(Request, u64)>,
     released: bool,
 }
 
 impl Again {
-    /// Among requests, those of claims that were released, preferably after a renewal, and of claims that were renewed and
-    /// not released.
+    /// Picks claims that were released, preferably after a renewal, and claims that were renewed and not released.
     pub(crate) fn among(requests: Vec<Vec<u8>>) -> Vec<Self> {
         let all: Vec<Request> = requests.into_iter().flat_map(Request::read_all).collect();
         let mut known = HashSet::new();
@@ -186,11 +185,11 @@ impl Again {
         })
     }
 
-    /// Sends them to the replica on a port, in the background.
+    /// Repeats them at the replica on this port, in the background.
     pub(crate) fn start(self, port: u16, found: &Found) -> Result<()> {
         let (thread, found) = (std::thread::Builder::new(), found.clone());
         let started = thread.name("late requests".into()).spawn(move || {
-            // The replica may be down, which ends it.
+            // Errors do not matter: the replica may be down.
             drop(match self.released {
                 true => self.after_the_release(port, &found),
                 false => self.while_it_holds(port, &found),
@@ -214,7 +213,7 @@ impl Again {
         let (Some(window), Some(token)) = (window, token) else {
             return Ok(());
         };
-        // With the token of before, it was not released after all: the request may have been lost.
+        // The same token as before: the claim was not released after all. The request may have been lost.
         if self.renewal.as_ref().is_some_and(|(_, of)| *of == token) {
             return Ok(());
         }
@@ -273,7 +272,7 @@ impl Again {
 
     /// How long the store keeps the lock for the claim's grant of this token, in milliseconds.
     fn left(&self, port: u16, token: u64) -> std::io::Result<Option<u64>> {
-        // The names of a run have no character that must be escaped.
+        // The names of a run need no escapes.
         let view = get(port, &format!("/v1/lock?name={}", self.name))?;
         let mut holders = view["holders"].as_array().into_iter().flatten();
         let own = holders.find(|holder| holder["claim"] == self.claim && holder["token"] == token);
@@ -339,7 +338,7 @@ mod tests {
         let found = Again::among(requests.iter().map(|text| text.clone().into()).collect());
         let what = |again: &Again| (again.claim.clone(), again.released, again.renewal.is_some());
         let found_claims: Vec<_> = found.iter().map(what).collect();
-        // Nothing is known of c3.
+        // No request takes c3.
         let expected = [("a1", true, true), ("b2", true, false), ("d4", false, true)];
         let expected = expected.map(|(id, released, renewed)| (id.to_owned(), released, renewed));
         assert_eq!(found_claims, expected);

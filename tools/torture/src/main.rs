@@ -1,4 +1,4 @@
-//! The tests' own way to `fencelock torture`, and that of docs/torture-results.md's table.
+//! `fencelock torture` for the tests, and for the table of docs/torture-results.md.
 
 use std::process::ExitCode;
 

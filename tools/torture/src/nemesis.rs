@@ -20,7 +20,7 @@ pub(crate) struct Targets {
     pub(crate) proxies: Vec<Vec<Proxy>>,
     pub(crate) workers: Workers,
     pub(crate) record: Record,
-    /// A server's clock was ahead, and tokens may have been drawn by it.
+    /// A server's clock was ahead, and tokens may have been drawn from it.
     pub(crate) was_ahead: bool,
     /// The locks are bound to connections.
     pub(crate) bound: bool,
@@ -112,8 +112,8 @@ impl Targets {
         {
             return None;
         }
-        // The store chooses the leader to kill, and claims are revived from what all servers were asked, so no other server
-        // may have a fault at the same time.
+        // The store chooses the leader to kill, and requests to all servers are repeated. So no other server may have a
+        // fault at the same time.
         let to_servers = |on: &Active| on.kind.whom() == Whom::Server;
         let of_all = |kind| matches!(kind, FaultKind::KillLeader | FaultKind::Revive);
         let clash = match of_all(kind) {
@@ -128,7 +128,7 @@ impl Targets {
             None if self.bound => of_connections(kind),
             None => (Vec::new(), ""),
         };
-        // A store that has lost its tokens continues from its clock, which must not be behind its earlier time.
+        // A store that has lost its tokens continues from its clock. So the clock must not be behind its earlier time.
         let forgets =
             matches!(kind, FaultKind::Restart | FaultKind::RestartEmpty) && !excuses.is_empty();
         if forgets && self.was_ahead {
@@ -213,7 +213,7 @@ impl Targets {
                         FaultKind::Partition | FaultKind::LoseRequests | FaultKind::LoseAnswers
                     );
                     if (begin && kind == FaultKind::Reset) || (!begin && lossy) {
-                        // A connection that has lost bytes is useless.
+                        // A connection that has lost bytes cannot be used again.
                         proxy.reset();
                     }
                 }

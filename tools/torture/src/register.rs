@@ -28,8 +28,8 @@ pub struct Marks {
 }
 
 impl Marks {
-    /// Whether a write may pass; if so, its token is marked. Exclusive writes pass above both marks, or with the highest
-    /// token of the same claim again. Shared writes pass above the exclusive mark.
+    /// Whether a write may pass. If so, its token is marked. An exclusive write passes above both marks, or if it has
+    /// the highest token again for the same claim. A shared write passes above the exclusive mark.
     pub fn admit(&mut self, token: u64, claim: &str, shared: bool) -> bool {
         let again = token == self.any && claim == self.claim;
         let passes = match shared {
@@ -97,7 +97,7 @@ impl Resource {
         self.port
     }
 
-    /// Takes the writes, in order.
+    /// Takes the writes in order of arrival.
     pub(crate) fn take(&self) -> Vec<Came> {
         let mut registers = self
             .registers

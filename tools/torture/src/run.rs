@@ -30,7 +30,7 @@ pub(crate) struct Settings {
     pub(crate) tasks: u32,
     pub(crate) names: u32,
     pub(crate) lasts: Duration,
-    /// Ends earlier after this many grants.
+    /// Ends the run earlier, after this many grants.
     pub(crate) grants: Option<usize>,
     pub(crate) ttl: Duration,
     pub(crate) hold: Duration,
@@ -108,7 +108,7 @@ pub(crate) async fn run(place: Place, settings: Settings, relaunch: &Relaunch) -
     let forgets = targets.store.as_ref().map_or(0, |s| s.forgets_after());
     let wait = Duration::from_nanos(history.aftermath).max(Duration::from_millis(forgets));
     history.left = left(&client, &run, &mut targets, wait).await;
-    // A failure to close the client no longer matters.
+    // The run is over, so a failure to close the client does not matter.
     drop(client.close().await);
     collect(&mut history, &record, &resource);
     Ok(history)
@@ -181,14 +181,14 @@ fn allow_time(history: &mut History, targets: &Targets, plan: &Plan) {
     let mut window = Duration::from_millis(window);
     let jumps = [FaultKind::ClockForward, FaultKind::ClockBack];
     if jumps.iter().any(|kind| plan.faults.contains(kind)) {
-        // A lease that was granted at the other time lasts longer by this.
+        // A lease that was granted by the wrong clock lasts longer by this jump.
         window += JUMP;
     }
     history.aftermath = (2 * plan.ttl + window).as_nanos() as u64;
     history.recovery = (RECOVERY + 2 * plan.ttl + window * history.workers).as_nanos() as u64;
 }
 
-/// What happened to the store without a fault of ours, over the whole run.
+/// What happened to the store without an injected fault, over the whole run.
 fn incident(targets: &mut Targets, from: u64, to: u64) -> Option<Fault> {
     let (what, excuses, why) = targets.store.as_mut()?.incident()?;
     Some(Fault {

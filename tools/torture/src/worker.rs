@@ -101,7 +101,7 @@ fn now() -> u64 {
 /// Does the work of a worker process, until its input ends or says `stop`.
 ///
 /// # Errors
-/// What kept it from its work.
+/// If it cannot do its work.
 pub async fn run_worker() -> std::io::Result<()> {
     let mut lines = BufReader::new(tokio::io::stdin()).lines();
     let Some(line) = lines.next_line().await? else {
@@ -356,7 +356,8 @@ impl Task {
                 () = &mut ends => break,
             }
         }
-        // Checked last, as a careful program does. The process may still be stopped between the check and the write.
+        // The validity is checked last, as a careful program does. The process may still be stopped between the check
+        // and the write.
         if guard.is_valid() {
             self.write(n, name, &guard, read).await;
         }
@@ -406,7 +407,7 @@ impl Task {
         let mode = guard.mode().letter();
         let value = read + 1;
         let request = format!("w {worker}:{life}:{n} {name} {token} {claim} {mode} {value}");
-        // The log of the resource has the result.
+        // The log of the resource has the result of the write.
         drop(self.access.ask(&request).await);
     }
 }

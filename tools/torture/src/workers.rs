@@ -72,7 +72,7 @@ impl Workers {
         let read = move || {
             while let Some(line) = lines.blocking_recv() {
                 match serde_json::from_str(&line) {
-                    // Fails if `await_ready` has already given up.
+                    // Fails only if `await_ready` has already given up.
                     Ok(Event::Ready) => drop(tell.send(())),
                     Ok(said) => record.parts().note(number, life, said),
                     // The last line of a killed process may be incomplete.
@@ -131,14 +131,14 @@ impl Workers {
             slot.running.take()
         };
         let Some(running) = running else { return };
-        // Noted before the signal is sent: from this instant on the worker does not count as a holder.
+        // The time is taken before the signal is sent: from this instant on the worker does not count as a holder.
         let now = Clock::Boot.now().as_nanos();
         *running
             .killed
             .lock()
             .unwrap_or_else(PoisonError::into_inner) = Some(now);
         running.worker.process().kill9();
-        // The reader ends with the output.
+        // The reader ends when the output ends.
         drop(running.reader.join());
     }
 

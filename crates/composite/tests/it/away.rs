@@ -15,7 +15,7 @@ use crate::{name_on, until};
 
 const IDS: [&str; 3] = ["a", "b", "c"];
 
-/// A store that is opened when it is needed.
+/// A store that is opened when it is first needed.
 #[derive(Debug)]
 struct ByUrl(String);
 
@@ -58,7 +58,7 @@ fn names_shard(error: &Error, id: &str) -> bool {
     error.is_away() && error.to_string().contains(&format!("shards:orders[{id}] "))
 }
 
-/// Waits for this many renewals, and checks that the hold is valid all the time.
+/// Waits for this number of renewals, and checks that the hold is valid all the time.
 async fn renewed(guard: &Guard, times: u32) {
     let (mut left, mut seen) = (guard.remaining(), 0);
     until("it is renewed", async || {
@@ -83,7 +83,7 @@ async fn a_silent_shard_delays_no_other() {
         guards.push(guard.unwrap());
     }
     servers.0[2].pause().unwrap();
-    // A renewal at c has no answer for longer than a ttl.
+    // Renewals at c get no answer for longer than a ttl.
     guards[2].lost().await;
     tokio::join!(renewed(&guards[0], 4), renewed(&guards[1], 4));
     // Its names sort last, so that the others are taken first.

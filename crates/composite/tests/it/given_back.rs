@@ -1,4 +1,4 @@
-//! A set that moves, before it begins: what `prepare` refuses, what `doctor` sees, and how a store is given back.
+//! A set of a move before the move begins: what `prepare` refuses, what `doctor` finds, and how a store is given back.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ fn terms() -> Prepare {
     Prepare::default().pace(PACE).tight(TIGHT)
 }
 
-/// Another set between these stores.
+/// Another set on these stores.
 fn bills(from: &Memory, to: &Memory) -> Migration {
     let store = |memory: &Memory| Arc::new(memory.another()) as Arc<dyn Engine>;
     let stores = Migrate::between(("from", store(from)), ("to", store(to)));
@@ -105,7 +105,7 @@ async fn status_counts_and_names_the_same() {
     };
     let (status, ()) = tokio::join!(status.status(), ends);
     let status = status.unwrap();
-    assert!(*lists.borrow() > 1, "it was seen once, and then no more");
+    assert!(*lists.borrow() > 1, "it was seen once, but not again");
     assert_eq!((status.held, status.unpaired), (Some((0, 0, 0)), vec![]));
 }
 
@@ -167,7 +167,10 @@ async fn abort_gives_back_the_new_store_of_a_set_never_begun() {
     two.begin().await;
     assert!(!stands_alone().await);
     two.abort().await;
-    assert!(!stands_alone().await, "back is not given back");
+    assert!(
+        !stands_alone().await,
+        "a step back does not give the store back"
+    );
     two.abort().await;
     let done = next.prepare(&terms().replace(true), "test").await.unwrap();
     assert_eq!(done, Stepped::Done(Phase::Old));

@@ -90,7 +90,7 @@ impl Change {
         assert_eq!(aborted, Stepped::Done(Phase::Old));
     }
 
-    /// A name that lies on these shards before and after.
+    /// A name that is on these shards before and after the change.
     fn name(&self, before: &str, after: &str) -> String {
         let map = |count: usize| {
             let ids = ["a", "b", "c"].into_iter().take(count);
@@ -367,7 +367,7 @@ async fn a_set_of_shards_by_itself_is_refused_while_names_are_on_their_way() {
     assert_eq!((opens(true).await, opens(false).await), (false, false));
     change.finish(Phase::New).await;
     assert_eq!((opens(true).await, opens(false).await), (false, true));
-    // The shards of one set, by the name of the other.
+    // The shards of one set, under the name of the other set.
     let other = change.shards(3).set("orders").open().await;
     assert!(matches!(other, Err(Error::Config { .. })), "{other:?}");
     assert!(change.after().init().await.is_err());
@@ -511,7 +511,7 @@ async fn a_change_follows_a_change() {
     let refused = prepare(false).await.unwrap_err().to_string();
     assert!(refused.contains("--replace"), "{refused}");
     prepare(true).await.unwrap();
-    // The last change is over for good.
+    // The last change is completely over.
     let last = change.stores().migration().unwrap();
     assert!(last.abort(&How::new("test")).await.is_err());
     let client = Client::new(Arc::new(back().open().await.unwrap())).unwrap();

@@ -42,7 +42,7 @@ impl World {
     }
 }
 
-/// A name that lies on this shard.
+/// A name that is on this shard.
 pub(crate) fn name_on(set: &Routed, id: &str) -> String {
     let mut names = (0..).map(|number| format!("name/{number}"));
     let on = |name: &String| set.shard_of(&fencelock_core::LockName::new(name).unwrap()) == id;
@@ -53,7 +53,10 @@ pub(crate) fn name_on(set: &Routed, id: &str) -> String {
 pub(crate) async fn until(what: &str, mut done: impl AsyncFnMut() -> bool) {
     let begin = Instant::now();
     while !done().await {
-        assert!(begin.elapsed() < Duration::from_secs(15), "in vain: {what}");
+        assert!(
+            begin.elapsed() < Duration::from_secs(15),
+            "timed out: {what}"
+        );
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }

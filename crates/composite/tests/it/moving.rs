@@ -1,4 +1,4 @@
-//! Locks that move from one store to another: what clients believe in each phase, and over all steps.
+//! Locks that move from one store to another: the beliefs of clients in each phase, and over all steps.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -233,7 +233,7 @@ async fn a_waiter_goes_on_waiting_through_all_steps() {
     got.release().await.unwrap();
 }
 
-/// One client knows phase 1, and is cut off from the records. The other one knows phase 2, and then 3.
+/// One client knows phase 1, and is cut off from the records. The other client knows phase 2, and then 3.
 #[tokio::test]
 async fn clients_that_are_one_step_apart_exclude_each_other() {
     let two = Two::prepared().await;
@@ -263,7 +263,7 @@ async fn set_phase(two: &Two, phase: u32, version: u64, floor: u64) {
     }
 }
 
-/// A grant that was made in the new store before its floor was known is not believed after it.
+/// A grant in the new store from before its floor was known is not believed afterwards.
 #[tokio::test]
 async fn a_grant_below_the_floor_is_given_back() {
     let two = Two::prepared().await;
@@ -283,7 +283,7 @@ async fn a_grant_below_the_floor_is_given_back() {
         Standing::Waiting(_)
     ));
     two.new.withdraw(&blocker, Leave::Release).await.unwrap();
-    // Its turn has come in the new store, below the floor.
+    // The claim's turn has come in the new store, below the floor.
     until("it holds there", async || two.held("x").await == [1, 1]).await;
     set_phase(&two, 3, 3, 1000).await;
     until("the engine knows", async || {
@@ -294,7 +294,7 @@ async fn a_grant_below_the_floor_is_given_back() {
     assert!(matches!(standing, Standing::Ended), "{standing:?}");
     engine.withdraw(&claim, Leave::Release).await.unwrap();
     assert_eq!(two.held("x").await, [0, 0]);
-    // The core goes on with a new claim.
+    // The core continues with a new claim.
     let client = Client::new(engine).unwrap();
     assert!(token(&client, "x").await > Token(1000));
 }
@@ -435,7 +435,7 @@ async fn one_record_is_enough_and_no_record_is_refused() {
     two.begin().await;
     let before = two.client().await;
     token(&before, "x").await;
-    // A store that has lost its record says nothing.
+    // A store that has lost its record does not say so.
     let lost = Two {
         old: two.old.another(),
         new: Memory::new(),

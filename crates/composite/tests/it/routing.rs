@@ -1,4 +1,4 @@
-//! Which shard a name lies on.
+//! On which shard a name is.
 
 use std::collections::BTreeMap;
 
@@ -91,7 +91,7 @@ fn a_new_shard_takes_its_part_and_moves_nothing_else() {
 }
 
 #[test]
-fn names_with_one_key_lie_together() {
+fn names_with_one_key_are_on_one_shard() {
     for (rule, name, key) in [
         (KeyRule::Braces, "{customer-7}/invoice", "customer-7"),
         (KeyRule::Braces, "stock/{customer-7}{x}", "customer-7"),

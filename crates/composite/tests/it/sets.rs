@@ -17,7 +17,7 @@ use fencelock_core::{
 use crate::{World, name_on, until};
 
 #[tokio::test]
-async fn each_name_lies_on_its_shard() {
+async fn each_name_is_on_its_shard() {
     let world = World::made(3).await;
     let (client, set) = world.client().await;
     let (other, _) = world.client().await;

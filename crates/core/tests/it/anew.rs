@@ -1,4 +1,4 @@
-//! A store that ends a claim while it waits: the request goes on with a new claim, at the end of the queue.
+//! A store that ends a waiting claim: the request continues with a new claim, at the end of the queue.
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 
 use crate::{World, ms, settle};
 
-/// Ends all claims that were placed when it is told to, as a service does that is restarted.
+/// Ends all earlier claims when the test says so, like a service that restarts.
 #[derive(Debug)]
 struct Ends {
     memory: Memory,
@@ -75,7 +75,7 @@ async fn waiting(client: &Client) -> usize {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_whose_claim_ended_claims_anew() {
+async fn a_waiter_whose_claim_ended_makes_a_new_claim() {
     let world = World::new();
     let ends = Ends::new(&world);
     let (holder, other, client) = (world.client(), world.client(), ends.client());
@@ -87,7 +87,7 @@ async fn a_waiter_whose_claim_ended_claims_anew() {
     for _ in 0..3 {
         ends.end_all();
         tokio::time::sleep(ms(1500)).await;
-        // What it had is withdrawn, and it stands behind the other one.
+        // Its old claim is withdrawn, and the new one is queued after the other claim.
         assert_eq!(waiting(&holder).await, 2);
     }
     guard.release().await.unwrap();
@@ -98,7 +98,7 @@ async fn a_waiter_whose_claim_ended_claims_anew() {
     let view = holder.look("x").await.unwrap();
     assert_eq!(view.holders[0].claim, Some(guard.claim_id()));
     assert!(!ends.ended.lock().unwrap().contains(&guard.claim_id()));
-    // It is renewed and released by its new id.
+    // The new id is used for renewals and for the release.
     tokio::time::sleep(ms(120_000)).await;
     assert!(guard.is_valid());
     guard.release().await.unwrap();

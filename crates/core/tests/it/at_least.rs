@@ -1,4 +1,4 @@
-//! `at_least`: a lock that stays taken for a time from its grant, also after its release.
+//! `at_least`: a lock that stays taken for a time from its grant, even after its release.
 
 use std::fmt;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ async fn is_taken(client: &Client) -> bool {
     }
 }
 
-/// `client` gets the lock `after` so long from `begun`, and not before.
+/// `client` gets the lock at this time after `begun`, and not before.
 async fn free_after(client: &Client, begun: Instant, after: Duration) {
     let guard = client.lock("x").await.unwrap();
     let waited = begun.elapsed();
@@ -51,7 +51,7 @@ async fn a_release_leaves_the_lock_taken_until_the_time_is_over() {
     tokio::time::sleep(ms(700)).await;
     assert_eq!(guard.release().await.unwrap(), Release::Released);
     assert_eq!(begun.elapsed(), ms(700), "it waits for nothing");
-    // As if it were held: nobody asks the process that had it.
+    // Other clients see the lock as held. Nothing is sent to the process that had it.
     let view = b.look("x").await.unwrap();
     assert_eq!(view.holders[0].token, Some(token));
     assert_eq!(view.holders[0].ttl_left, Some(PERIOD - ms(700)));
@@ -120,7 +120,7 @@ async fn the_store_has_confirmed_all_of_it_before_there_is_a_guard() {
     free_after(&b, begun, PERIOD).await;
 }
 
-/// A store that grants for a second at first, as some do when they push a grant to a waiter.
+/// A store whose first grants last for one second, like a store that pushes grants to waiters.
 #[derive(Debug)]
 struct Brief(Fault);
 
@@ -154,7 +154,7 @@ async fn renewals_are_as_frequent_as_without_and_it_may_be_held_for_longer() {
     tokio::time::sleep(ms(30_500)).await;
     let renewals = meter.counts().renew_calls;
     assert!((28..=34).contains(&renewals), "{renewals} renewals in 30 s");
-    // The lease is no longer than that.
+    // The lease is not longer than that.
     assert!(guard.ttl().await.unwrap().unwrap() <= ms(29_500 + 1000));
     tokio::time::sleep(ms(60_000)).await;
     assert!(guard.is_valid(), "it is renewed after that time, too");
@@ -189,7 +189,7 @@ async fn a_lock_delay_does_not_come_after_it_and_little_is_left_for_longer() {
     request.await.unwrap().release().await.unwrap();
     free_after(&b, begun, PERIOD).await;
 
-    // Less than the store takes as a ttl.
+    // Shorter than the shortest ttl of the store.
     let begun = Instant::now();
     let guard = take(&a).await;
     tokio::time::sleep(PERIOD - ms(1)).await;
@@ -215,7 +215,7 @@ async fn a_release_without_an_answer_says_so_and_the_lease_ends_it() {
 async fn an_evicted_lock_is_free_at_once() {
     let world = World::new();
     let (a, b) = (world.client(), world.client());
-    // While it is held, and after its release.
+    // During the hold, and after its release.
     let guard = take(&a).await;
     assert!(b.evict("x", guard.token(), Evict::Release).await.unwrap());
     assert_eq!(guard.lost().await, LossReason::TakenAway);
@@ -231,7 +231,7 @@ async fn an_evicted_lock_is_free_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_holder_that_is_not_well_leaves_it_taken() {
+async fn an_unhealthy_holder_leaves_it_taken() {
     let world = World::new();
     let (a, b) = (world.client(), world.client());
     let begun = Instant::now();
@@ -241,7 +241,7 @@ async fn a_holder_that_is_not_well_leaves_it_taken() {
     assert!(is_taken(&b).await);
     free_after(&b, begun, PERIOD).await;
 
-    // At the end of the longest hold nothing is left of it.
+    // At the end of the longest hold no time of it is left.
     let begun = Instant::now();
     let request = a.lock("x").at_least(PERIOD).max_hold(PERIOD);
     let guard = request.await.unwrap();
@@ -295,7 +295,7 @@ async fn of_several_locks_all_stay_or_none() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_in_the_process_is_handed_it() {
+async fn no_task_of_the_process_gets_it_by_hand_off() {
     let world = World::new();
     let client = world.client();
     let begun = Instant::now();
@@ -332,7 +332,7 @@ async fn the_first_request_of_an_owner_counts() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_permit_stays_taken_beside_the_others() {
+async fn a_permit_stays_taken_while_others_are_held() {
     let world = World::new();
     let client = world.client();
     let semaphore = client.semaphore("x", 2).unwrap();
@@ -347,7 +347,7 @@ async fn a_permit_stays_taken_beside_the_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_is_refused() {
+async fn impossible_requests_are_refused() {
     let world = World::new();
     let (client, meter) = world.metered();
     let most = client.promises().max_ttl;
@@ -379,7 +379,7 @@ async fn what_cannot_be_is_refused() {
     }
 }
 
-/// A store whose locks end with something else than a lease.
+/// A store whose locks do not end with a lease.
 #[derive(Debug)]
 struct Bound {
     memory: Memory,

@@ -11,7 +11,7 @@ use fencelock_core::{Client, Error, Guard, LockName, LossReason, Observer, Relea
 
 use crate::{World, ms, settle};
 
-/// Polls a future a few times, letting the rest of the world run in between, and then drops it.
+/// Polls a future a few times, lets all other tasks run in between, and then drops it.
 async fn poll_and_drop(future: impl Future, polls: usize) -> bool {
     let mut future = pin!(future);
     for _ in 0..polls {
@@ -110,7 +110,7 @@ async fn a_dropped_release_still_releases() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_without_an_answer_is_repeated_behind() {
+async fn a_release_without_an_answer_is_repeated_in_the_background() {
     let world = World::new();
     let (client, faults) = world.faulty();
     let guard = client.lock("x").await.unwrap();
@@ -173,7 +173,7 @@ async fn a_renewal_answered_too_late_revives_nothing() {
     let world = World::new();
     let (client, faults) = world.faulty();
     let guard = client.lock("x").ttl(ms(900)).await.unwrap();
-    // It takes effect in time, so that the store keeps the lock; but the holder was told that it is lost.
+    // The renewal takes effect in time, so the store keeps the lock. But the holder has already been told of the loss.
     faults.next([Trouble::DelayReply(ms(1200))]);
     guard.lost().await;
     tokio::time::sleep(ms(2000)).await;
@@ -215,7 +215,7 @@ async fn lock_delay_runs_after_a_loss_and_not_after_a_release() {
     assert!(begun.elapsed() >= ms(2500), "{:?}", begun.elapsed());
 }
 
-/// The holder hears that its lock is lost, and only then is somebody else granted it.
+/// The holder learns of the loss before another claim is granted the lock.
 async fn is_told_before_the_next(guard: &Guard, other: &Client) {
     let name = guard.name().as_str();
     let next = tokio::spawn(other.lock(name).into_future());
@@ -234,7 +234,7 @@ async fn a_refresh_and_a_renewal_take_turns() {
     let other = world.client();
     let (client, faults) = world.faulty();
     let guard = client.lock("x").ttl(ms(3000)).await.unwrap();
-    // The renewal takes effect at 1 s and answers at 1.5 s; a refresh meanwhile shortens the lease.
+    // The renewal takes effect at 1 s and is answered at 1.5 s. A refresh in between shortens the lease.
     faults.next([Trouble::DelayReply(ms(500))]);
     tokio::time::sleep(ms(1100)).await;
     guard.refresh(ms(300)).await.unwrap();
@@ -261,7 +261,7 @@ async fn a_shorter_renewal_without_an_answer_ends_what_was_believed_beyond_it() 
     let other = world.client();
     let (client, faults) = world.faulty();
     let short = client.lock("x").ttl(ms(1000)).renew(false).await.unwrap();
-    // The renewals of the schedule are shorter than this one's.
+    // The scheduled renewals are shorter than this one.
     let long = client.lock("y").ttl(ms(300)).await.unwrap();
     long.refresh(ms(3000)).await.unwrap();
     faults.by_chance(|call| match call {
@@ -283,7 +283,7 @@ async fn a_renewal_of_the_schedule_shortens_nothing() {
     let guard = client.lock("x").ttl(ms(300)).await.unwrap();
     guard.refresh(ms(3000)).await.unwrap();
     let ends = guard.valid_until();
-    // A third into the longer lease: without an answer, and then with one.
+    // At a third of the longer lease: once without an answer, and then with an answer.
     faults.next([Trouble::LoseReply]);
     tokio::time::sleep(ms(2000)).await;
     assert!(guard.valid_until() >= ends, "{:?}", guard.remaining());
@@ -294,7 +294,7 @@ async fn a_renewal_of_the_schedule_shortens_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refresh_without_an_answer_that_shortens_nothing_casts_no_doubt() {
+async fn a_refresh_without_an_answer_that_shortens_nothing_keeps_the_validity() {
     let world = World::new();
     let (client, faults) = world.faulty();
     let guard = client.lock("x").ttl(ms(300)).renew(false).await.unwrap();
@@ -341,7 +341,7 @@ async fn a_request_that_is_busy_undoes_attempts_without_an_answer() {
     held.release().await.unwrap();
 }
 
-/// Panics whenever it can.
+/// An observer that always panics.
 #[derive(Debug)]
 struct Hysteric;
 
@@ -390,7 +390,7 @@ async fn a_timed_request_that_heard_nothing_does_not_say_that_the_lock_is_held()
     let world = World::new();
     let (client, faults) = world.faulty();
     faults.next([Trouble::Hold]);
-    // The second stands behind the first in this process, and knows no more than that.
+    // The second request waits after the first one in this process, and knows no more than that.
     let (first, second) = tokio::join!(
         client.lock("x").timeout(ms(200)),
         client.lock("x").timeout(ms(200))

@@ -149,7 +149,7 @@ async fn another_process_joins_what_its_outer_process_holds() {
     settle().await;
     assert!(held.is_valid());
     assert!(matches!(other.try_lock("x").await, Err(Error::Held { .. })));
-    // The outer hold ends: its joiner is told, and the text joins nothing any more.
+    // The outer hold ends. The process that joined it learns of that, and the text can no longer be joined.
     let guard = inner.lock("x").owner(&joined).await.unwrap();
     held.release().await.unwrap();
     guard.lost().await;
@@ -158,7 +158,7 @@ async fn another_process_joins_what_its_outer_process_holds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn eviction_is_told_at_once_and_asking_is_heard() {
+async fn the_holder_learns_at_once_of_an_eviction_and_of_a_request_to_release() {
     let world = World::new();
     let (a, b) = (world.client(), world.client());
     let guard = a.lock("x").await.unwrap();
@@ -177,7 +177,7 @@ async fn eviction_is_told_at_once_and_asking_is_heard() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn check_says_yes_to_that_very_grant_only() {
+async fn check_says_yes_to_exactly_this_grant() {
     let world = World::new();
     let (a, b) = (world.client(), world.client());
     let guard = a.lock("x").await.unwrap();
@@ -243,7 +243,7 @@ async fn a_panic_under_the_lock_releases_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn bounded_attempts_end_and_pause_as_told() {
+async fn bounded_attempts_end_and_pause_as_configured() {
     let world = World::new();
     let (a, (b, meter)) = (world.client(), world.metered());
     let held = a.lock("x").await.unwrap();
@@ -304,7 +304,7 @@ async fn bad_requests_are_refused_before_anything_is_sent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_left_of_a_body_sees_that_the_lock_was_released() {
+async fn code_that_outlives_a_body_sees_that_the_lock_was_released() {
     let world = World::new();
     let client = world.client();
     let held = client
@@ -349,7 +349,7 @@ async fn delays_of_nothing_are_no_busy_loop() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_only_looks_takes_nothing() {
+async fn a_client_for_inspection_takes_nothing() {
     let world = World::new();
     let client = world.client();
     let looks = Client::builder(Arc::new(world.store.another()))

@@ -1,4 +1,5 @@
-//! A store that is away, behind a breaker: who is told at once, who still goes through, and how its return is found.
+//! A breaker for a store that is away: which requests fail at once, which still go through, and how the return of the
+//! store is found.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -89,7 +90,7 @@ async fn it_opens_after_five_failures_in_a_row_and_fails_without_asking() {
             place().await.unwrap_err();
         }
         assert!(behind.breaker.away().is_none());
-        // Any answer begins anew, also that the lock is held.
+        // Any answer resets the count, even the answer that the lock is held.
         behind.go(false);
         place().await.unwrap();
     }
@@ -107,7 +108,7 @@ async fn it_opens_after_five_failures_in_a_row_and_fails_without_asking() {
     assert!(parts.iter().all(|part| text.contains(part)), "{text}");
 }
 
-/// After a pause, one of many.
+/// After a pause, one of many requests asks the store.
 #[tokio::test(start_paused = true)]
 async fn one_request_asks_a_store_that_is_away() {
     let behind = Behind::new(&World::new());
@@ -144,12 +145,12 @@ async fn it_opens_after_two_seconds_without_an_answer() {
     tokio::time::advance(ms(200)).await;
     let error = behind.breaker.place(&behind.claim("c")).await.unwrap_err();
     assert!(error.to_string().contains("since 2.1s"), "{error}");
-    // An answer that comes after all closes it.
+    // A late answer also closes the breaker.
     behind.faults.open(2);
     first.await.unwrap().unwrap();
     second.await.unwrap().unwrap();
     behind.breaker.place(&behind.claim("c")).await.unwrap();
-    // A failure long ago says nothing of now.
+    // A failure long ago does not count.
     behind.faults.next([Trouble::LoseRequest, Trouble::Hold]);
     behind.breaker.place(&behind.claim("d")).await.unwrap_err();
     tokio::time::advance(Duration::from_secs(3600)).await;
@@ -212,7 +213,7 @@ async fn renewals_releases_and_records_always_go_through() {
         assert_eq!(behind.others(), 2 * asked);
     }
     assert!(behind.breaker.away().is_some());
-    // The record is read, and this answer says that the store is there.
+    // The record is read, and its answer shows that the store is back.
     behind.breaker.record("", None).await.unwrap();
     assert!(behind.breaker.away().is_none());
     behind.trip().await;
@@ -235,7 +236,7 @@ async fn what_was_not_sent_is_not_withdrawn() {
     tokio::time::sleep(ms(1)).await;
     settle().await;
     assert_eq!(behind.others(), 0);
-    // One that was sent is withdrawn.
+    // A claim that was sent is withdrawn.
     behind.go(false);
     tokio::time::advance(ms(300)).await;
     behind.faults.next([Trouble::LoseReply]);
@@ -270,10 +271,11 @@ async fn waiting_requests_come_through_the_return_of_the_store() {
     let granted = granted.lock().unwrap();
     let first = granted.iter().min().unwrap();
     let last = granted.iter().max().unwrap();
-    // Its return is found after a pause that is no longer than it was away, and then all come within their longest pause.
+    // The return is found after a pause that is not longer than the outage. Then all requests succeed within their
+    // longest pause.
     assert!(*first - back <= ms(4000 + 1000), "{:?}", *first - back);
     assert!(*last - *first <= ms(2100), "{:?}", *last - *first);
-    // Each was asked once when the store went, and then by one request per pause.
+    // Each request asked the store once when it went away. After that, one request per pause asked it.
     assert!(asked <= 210, "{asked}");
 }
 
@@ -302,7 +304,7 @@ async fn repetitions_are_a_tenth_of_what_succeeds_and_one_per_second() {
     assert!(!lose(&claim).await.contains("not asked"));
     let error = behind.breaker.place(&claim).await.unwrap_err().to_string();
     assert!(error.contains("not asked: more than a tenth"), "{error}");
-    // After its longest pause it is sent, and so is a request that repeats none.
+    // After the longest pause of a repeated request it is sent. A request that repeats nothing is also sent.
     behind.breaker.place(&claim).await.unwrap();
     // A tenth: 100 calls succeed here, and two retries were counted.
     succeed(50).await;
@@ -314,7 +316,7 @@ async fn repetitions_are_a_tenth_of_what_succeeds_and_one_per_second() {
             Ok(_) => sent += 1,
             Err(error) => {
                 assert!(error.to_string().contains("a tenth"), "{error}");
-                // Lest there are five failures in a row.
+                // A success, so that there are never five failures in a row.
                 succeed(1).await;
             }
         }
@@ -322,9 +324,9 @@ async fn repetitions_are_a_tenth_of_what_succeeds_and_one_per_second() {
     assert!((9..=15).contains(&sent), "{sent}");
 }
 
-/// Prints how long a caller waits for the error of an open breaker, in real time.
+/// Prints in real time how long a caller waits for the error of an open breaker.
 #[tokio::test]
-async fn a_caller_is_told_at_once() {
+async fn a_caller_gets_the_error_at_once() {
     let behind = Behind::around(Arc::new(Memory::new()));
     behind.trip().await;
     let client = behind.client();
@@ -337,6 +339,6 @@ async fn a_caller_is_told_at_once() {
     times.sort_unstable();
     let (median, p99) = (times[count / 2], times[count * 99 / 100]);
     println!("an open breaker: try_lock fails after {median:?} (median), {p99:?} (99 %)");
-    // A time-out would be seconds.
+    // With a timeout it would be seconds.
     assert!(median < ms(10), "{median:?}");
 }

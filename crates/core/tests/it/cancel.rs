@@ -1,4 +1,4 @@
-//! `Guard::cancellation_token`: when it is cancelled, and when not.
+//! `Guard::cancellation_token`: when it is cancelled, and when it is not.
 
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -60,7 +60,7 @@ async fn a_loss_cancels_it_before_another_is_granted_the_lock() {
     }
 }
 
-/// Ends a hold in one of the ways in which that can happen to its holder.
+/// Ends a hold in each way that can happen to its holder.
 async fn ends(world: &World, how: LossReason) -> (Client, Guard) {
     let client = world.client();
     let request = client.lock("x").ttl(ms(3000));
@@ -93,7 +93,7 @@ async fn every_way_to_lose_a_lock_cancels_it() {
         let limit = tokio::time::timeout(ms(10_000), token.cancelled()).await;
         assert!(limit.is_ok(), "{reason:?}");
         assert_eq!(guard.lost().await, reason);
-        // Also if it is asked for after the loss.
+        // Also a token that is requested after the loss.
         assert!(guard.cancellation_token().is_cancelled());
         drop(guard);
         settle().await;
@@ -115,7 +115,7 @@ async fn renewals_and_a_hand_off_leave_the_tokens_of_others_alone() {
     let second = waiting.await.unwrap().unwrap();
     let of_second = second.cancellation_token();
     assert!(!of_second.is_cancelled());
-    // Within this process: the hold goes on.
+    // Inside this process the hold continues.
     second.release().await.unwrap();
     let third = another.await.unwrap().unwrap();
     assert!(of_second.is_cancelled());
@@ -152,9 +152,9 @@ async fn a_downgrade_cancels_it_before_readers_are_let_in() {
     assert!(!shared.cancellation_token().is_cancelled());
 }
 
-/// The clock is read when the token is asked for, and the client's own task has not run.
+/// The request for a token reads the clock: the client's own task has not run.
 #[test]
-fn a_token_that_is_asked_for_too_late_is_cancelled_already() {
+fn a_token_that_is_requested_too_late_is_already_cancelled() {
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     runtime.enable_all().build().unwrap().block_on(async {
         let client = Client::new(Arc::new(Memory::new())).unwrap();

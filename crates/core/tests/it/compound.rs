@@ -1,4 +1,4 @@
-//! Several locks at once, permits, elections, downgrades, and holders that are not well.
+//! Several locks at once, permits, elections, downgrades, and unhealthy holders.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -139,14 +139,14 @@ async fn leaders_follow_one_another_and_are_seen() {
     assert_eq!((&*leader.value, leader.token), ("node b", second.token()));
     drop(second);
     assert_eq!(leaders.next().await.unwrap(), None);
-    // Whoever reads the same name is no leader.
+    // A client that observes the same name is no leader.
     let reader = a.lock("e").shared().await.unwrap();
     assert_eq!(seen.leader().await.unwrap(), None);
     drop(reader);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_downgrade_serves_readers_and_those_who_wait_here() {
+async fn a_downgrade_serves_readers_and_waiters_of_this_process() {
     let world = World::new();
     let (a, b) = (world.client(), world.client());
     let guard = a.lock("x").ttl(ms(300)).await.unwrap();
@@ -161,7 +161,7 @@ async fn a_downgrade_serves_readers_and_those_who_wait_here() {
     let reader = reader.await.unwrap().unwrap();
     assert!(!b.check(&before).await.unwrap());
     assert!(b.check(&shared.sequencer().await.unwrap()).await.unwrap());
-    // Renewed for as long as it is held.
+    // It is renewed for as long as it is held.
     tokio::time::sleep(ms(2000)).await;
     assert!(shared.is_valid() && reader.is_valid());
     assert!(!here.is_finished());
@@ -203,7 +203,7 @@ async fn a_downgrade_is_asked_again_and_ends_with_the_validity() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_downgrade_that_cannot_be_is_refused() {
+async fn an_impossible_downgrade_is_refused() {
     let world = World::new();
     let (a, b) = (world.client(), world.client());
     let owner = a.owner();
@@ -214,13 +214,13 @@ async fn a_downgrade_that_cannot_be_is_refused() {
         Err(Error::Invalid { .. })
     ));
     settle().await;
-    // The other guard is as it was, and the refused one is gone.
+    // The other guard is unchanged, and the refused one has ended.
     assert!(outer.is_valid());
     let joined = b.join(owner.as_str()).unwrap();
     let child = b.lock("x").owner(&joined).await.unwrap();
     let outer = outer.downgrade().await.unwrap();
     assert_eq!(outer.mode(), Mode::Shared);
-    // The child believed in an exclusive hold, which is no more.
+    // The child believed in an exclusive hold, which has ended.
     child.lost().await;
     assert!(matches!(
         a.lock("x").owner(&owner).await,
@@ -245,14 +245,14 @@ async fn a_downgrade_that_nobody_waits_for_leaves_nothing() {
     faults.next([Trouble::Hold]);
     let downgrade = tokio::time::timeout(ms(1), guard.downgrade());
     assert!(downgrade.await.is_err());
-    // Dropped while its request is on the way, which then takes effect.
+    // It is dropped while its request is in flight, which then takes effect.
     faults.open(1);
     settle().await;
     assert_eq!(world.left(), 0);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_holder_that_is_not_well_loses_its_lock_in_time() {
+async fn an_unhealthy_holder_loses_its_lock_in_time() {
     let world = World::new();
     let (a, b) = (world.client(), world.client());
     let well = Arc::new(AtomicBool::new(true));
@@ -262,7 +262,7 @@ async fn a_holder_that_is_not_well_loses_its_lock_in_time() {
     let guard = guard.await.unwrap();
     tokio::time::sleep(ms(1000)).await;
     assert!(guard.is_valid());
-    // A moment of weakness is forgiven.
+    // A short failure of the check is tolerated.
     well.store(false, Ordering::SeqCst);
     tokio::time::sleep(ms(150)).await;
     well.store(true, Ordering::SeqCst);
@@ -271,7 +271,7 @@ async fn a_holder_that_is_not_well_loses_its_lock_in_time() {
     well.store(false, Ordering::SeqCst);
     assert_eq!(guard.lost().await, LossReason::Unhealthy);
     let lost = tokio::time::Instant::now();
-    // The lock-delay runs although the guard is still there.
+    // The lock-delay runs, although the guard still exists.
     let next = b.lock("x").await.unwrap();
     assert!(lost.elapsed() >= ms(500) && lost.elapsed() < ms(700));
     assert_eq!(guard.release().await.unwrap(), Release::AlreadyExpired);
@@ -291,7 +291,7 @@ async fn a_check_that_panics_harms_its_own_hold_only() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_held_for_long_enough_is_given_back_whatever_its_guard_does() {
+async fn max_hold_gives_the_lock_back_whatever_its_guard_does() {
     let world = World::new();
     let (a, b) = (world.client(), world.client());
     let guard = a.lock("x").max_hold(ms(400)).await.unwrap();

@@ -1,4 +1,5 @@
-//! How holds end where tasks have no time to run: blocked threads, runtimes that are gone, other processes that release.
+//! How holds end when tasks have no time to run: blocked threads, runtimes that have ended, and releases by other
+//! processes.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -12,10 +13,10 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::{World, ms, settle};
 
-/// Far beyond what anything here takes.
+/// Much longer than anything here takes.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Renewed by nobody while the one thread is blocked.
+/// Nothing renews it while the only thread is blocked.
 fn one_thread() -> Runtime {
     let mut builder = Builder::new_current_thread();
     builder.enable_all().build().unwrap()
@@ -31,7 +32,7 @@ fn is_told(guard: &Guard) -> bool {
 }
 
 #[test]
-fn with_is_lost_if_its_body_blocked_until_it_was_over() {
+fn with_reports_a_loss_if_its_body_blocked_past_the_lease() {
     one_thread().block_on(async {
         for awaits in [false, true] {
             let request = client().lock("x").ttl(ms(1000));
@@ -51,7 +52,7 @@ fn with_is_lost_if_its_body_blocked_until_it_was_over() {
 }
 
 #[test]
-fn a_loss_is_told_by_the_clock_before_the_renewer_has_run() {
+fn the_clock_shows_a_loss_before_the_renewer_has_run() {
     one_thread().block_on(async {
         let guard = client().lock("x").ttl(ms(1000)).await.unwrap();
         assert!(!is_told(&guard));
@@ -59,16 +60,16 @@ fn a_loss_is_told_by_the_clock_before_the_renewer_has_run() {
         let mut context = Context::from_waker(Waker::noop());
         assert!(before.as_mut().poll(&mut context).is_pending());
         std::thread::sleep(ms(1200));
-        // Whether it is asked again or for the first time.
+        // Both for a repeated question and for the first one.
         let told = before.as_mut().poll(&mut context);
         assert!(matches!(told, Poll::Ready(_)), "{told:?}");
         assert!(is_told(&guard) && !guard.is_valid());
     });
 }
 
-/// The client's runtime is there, but nobody runs it.
+/// The client's runtime exists, but no thread runs it.
 #[test]
-fn a_loss_is_told_while_the_runtime_of_the_client_stands_still() {
+fn a_loss_is_reported_while_the_runtime_of_the_client_is_blocked() {
     let still = one_thread();
     let guard = still.block_on(async { client().lock("x").ttl(ms(200)).await.unwrap() });
     one_thread().block_on(async {
@@ -117,7 +118,7 @@ async fn a_joined_hold_is_lost_soon_after_its_outer_one_was_released() {
             false => client.lock("x"),
         };
         let held = request(&outer).owner(&owner).await.unwrap();
-        // With a higher token, which stays.
+        // A higher token remains.
         let beside = match shared {
             true => Some(request(&other).await.unwrap()),
             false => None,

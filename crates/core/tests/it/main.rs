@@ -1,4 +1,4 @@
-//! The core's own logic over the memory engine, in paused time: seconds pass in microseconds, and in a fixed order.
+//! The core's own logic on the memory engine, in paused time: seconds pass in microseconds, and in a fixed order.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -23,7 +23,7 @@ use std::time::Duration;
 use fencelock_core::layers::{Fault, FaultHandle, Meter};
 use fencelock_core::{Client, Clock, Memory};
 
-/// A store in paused time. Every client is as if in a process of its own.
+/// A store in paused time. Each client is like a client of another process.
 pub(crate) struct World {
     store: Memory,
 }
@@ -59,7 +59,7 @@ pub(crate) fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// Lets everything that is ready run, without time passing.
+/// Lets all tasks run that are ready, without a change of the time.
 pub(crate) async fn settle() {
     for _ in 0..100 {
         tokio::task::yield_now().await;

@@ -1,5 +1,5 @@
-//! The core against a plain model, under random schedules: whatever is lost, late or dropped, nobody believes to hold
-//! beside another, tokens rise, and in the end nothing is left.
+//! The core compared with a simple model, under random schedules. Requests may be lost or late, and futures dropped.
+//! Still, no two tasks believe in excluding holds at once, tokens rise, and in the end nothing is left.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -58,8 +58,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..40)
 }
 
-/// Who believes to hold, and the highest tokens, for one name. Shared grants overlap, so among themselves they may become
-/// known in any order.
+/// The believed holds and the highest tokens of one name. Shared grants overlap, so they may become known in any order.
 #[derive(Default)]
 struct Model {
     believers: Vec<(u64, bool)>,
@@ -131,7 +130,7 @@ async fn run(steps: Vec<Step>, seed: u64) {
                 _ = guard.lost() => {}
                 () = tokio::time::sleep(work) => {}
             }
-            // The belief ends before anything is sent.
+            // The belief ends before the release is sent.
             models.lock().unwrap()[step.name]
                 .believers
                 .retain(|(other, _)| *other != id);
@@ -149,7 +148,7 @@ async fn run(steps: Vec<Step>, seed: u64) {
         client.close().await.unwrap();
     }
     tokio::time::sleep(ms(10_000)).await;
-    assert_eq!(world.left(), 0, "something was left behind");
+    assert_eq!(world.left(), 0, "something was left");
 }
 
 proptest! {

@@ -30,7 +30,7 @@ proptest! {
         let text = sequencer.to_string();
         prop_assert!(text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b':' || b == b'%'), "{}", text);
         prop_assert_eq!(&text.parse::<Sequencer>().unwrap(), &sequencer);
-        // Cut off anywhere it is another one at most in its name, and never the same.
+        // A text that is cut off is at most the sequencer of another name, never the same one.
         for end in 0..text.len() {
             prop_assert_ne!(text[..end].parse::<Sequencer>().ok(), Some(sequencer.clone()));
         }
@@ -61,7 +61,7 @@ proptest! {
 }
 
 #[test]
-fn what_is_wrong_is_said() {
+fn errors_say_what_is_wrong() {
     let claim = "00112233445566778899aabbccddeeff";
     let cases = [
         ("", "fl1:MODE"),

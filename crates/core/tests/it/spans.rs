@@ -1,4 +1,4 @@
-//! The spans of `tracing`: which there are, with which fields, and that no name of a lock is in them.
+//! The spans of `tracing`: their names, their fields, and that they contain no name of a lock.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -41,8 +41,8 @@ struct Spans {
 }
 
 impl Spans {
-    /// From now on this thread's spans are kept. Another test may just now be the first to use a span, and then `tracing`
-    /// asks no subscriber that is installed meanwhile: so each span is tried until it is seen.
+    /// From now on this thread's spans are kept. Another test may be the first to use a span at this moment. Then
+    /// `tracing` does not ask a subscriber that is installed meanwhile. So each span is tried until it is seen.
     async fn install() -> (Self, DefaultGuard) {
         let spans = Self::default();
         let installed = set_default(spans.clone());
@@ -69,7 +69,7 @@ impl Spans {
         change(self.all.lock().unwrap().get_mut(&id.into_u64()).unwrap());
     }
 
-    /// The spans of a name that have ended, and their outcomes.
+    /// The ended spans of a name, and their outcomes.
     fn outcomes(&self, name: &str) -> Vec<String> {
         let all = self.all.lock().unwrap();
         let ended = all.values().filter(|s| s.name == name && s.handles == 0);
@@ -195,7 +195,7 @@ async fn a_loss_a_hand_off_and_a_downgrade_end_the_span_of_a_hold() {
     let (spans, _installed) = Spans::install().await;
     let world = World::new();
     let client = world.client();
-    // The first comes alone, so that only the second has tokens to hand on.
+    // The first waiter comes alone, so that only the second one has tokens to hand on.
     let first = client.lock("a").await.unwrap();
     let tasks = [(), ()].map(|()| tokio::spawn(client.lock("a").into_future()));
     settle().await;

@@ -19,7 +19,7 @@ pub(crate) trait Ledger {
     async fn write(&self, holder: &Sequencer, text: &str) -> Result<()>;
 }
 
-/// The place of the ledger: the first argument.
+/// The location of the ledger: the first argument.
 pub(crate) fn place() -> Result<String> {
     let place = env::args().nth(1);
     Ok(place.ok_or("say where the ledger is, such as redis://127.0.0.1:6379")?)
@@ -42,7 +42,7 @@ pub(crate) async fn run(ledger: &impl Ledger, place: &str) -> Result<()> {
         .stdout(Stdio::piped())
         .spawn()?;
     let result = watch(ledger, &store, &mut sleeper).await;
-    // In any case: it may still be stopped.
+    // In any case, since it may still be stopped.
     sleeper.kill()?;
     sleeper.wait()?;
     fs::remove_dir_all(&directory)?;
@@ -57,7 +57,7 @@ async fn sleep(ledger: &impl Ledger, store: &str) -> Result<()> {
     let holder = guard.sequencer().await?;
     println!("{holder}");
     io::stdin().read_line(&mut String::new())?;
-    // A program should check `guard.is_valid()` here. But even then it could be stopped right after the check.
+    // A program should check `guard.is_valid()` here. But even then it may be stopped right after the check.
     match ledger.write(&holder, "by the sleeper").await {
         Ok(()) => println!("it is not refused"),
         Err(refusal) => println!("it is refused: {refusal}"),

@@ -24,7 +24,7 @@ const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 /// The longest answer.
 const LONGEST: usize = 1 << 20;
 
-/// About what an answer costs beside its text, for the maps and the allocator.
+/// The approximate cost of an answer beyond its text, for the maps and the allocator.
 const OVERHEAD: usize = 256;
 
 /// The first answers to operations, in memory. Cheap to clone: all clones share the answers.
@@ -49,7 +49,7 @@ type Key = (LockName, String);
 
 struct Kept {
     answers: HashMap<Key, Known>,
-    /// The oldest first.
+    /// The operations, the oldest first.
     order: VecDeque<Key>,
     size: usize,
     max_size: usize,
@@ -72,7 +72,7 @@ pub(super) struct Answer {
     body: Vec<u8>,
 }
 
-/// What is known of an operation.
+/// The state of an operation.
 pub(super) enum Lookup {
     /// It was done. This is its first answer.
     Done(Answer),
@@ -80,7 +80,7 @@ pub(super) enum Lookup {
     First(FirstAttempt),
 }
 
-/// The right to do an operation. No other request does it meanwhile.
+/// The right to do an operation. Meanwhile no other request does it.
 pub(super) struct FirstAttempt {
     answers: Answers,
     key: Key,
@@ -104,7 +104,7 @@ impl Answers {
         Self { kept }
     }
 
-    /// The first answer to an operation, or the right to do it. Waits while another request does it.
+    /// The first answer to an operation, or the right to do the operation. Waits while another request does it.
     pub(super) async fn look_up(
         &self,
         lock: &LockName,
@@ -127,7 +127,7 @@ impl Answers {
         };
         let running = tokio::time::timeout(limit, running.lock_owned()).await;
         let running = running.map_err(|_| Problem::running(operation, limit))?;
-        // The request that did it has kept its answer before it let this one in.
+        // The other request has kept its answer before it released the operation.
         if let Some(done) = self.kept().done(&key, &request) {
             return done;
         }
@@ -140,7 +140,7 @@ impl Answers {
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {
-        // Nothing panics while it is locked.
+        // No code panics while the mutex is locked.
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -182,7 +182,7 @@ fn size(key: &Key, known: &Known) -> usize {
     let headers: usize = headers
         .map(|(name, value)| name.as_str().len() + value.len())
         .sum();
-    // The key is in the queue, too.
+    // The key is also in the queue.
     let key = 2 * (key.0.as_str().len() + key.1.len());
     OVERHEAD + key + known.request.len() + headers + known.answer.body.len()
 }
@@ -195,7 +195,7 @@ impl FirstAttempt {
         R::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         let answer = match response {
-            // These say that the service has done nothing.
+            // These answers say that the service has done nothing.
             Some(response) if is_refusal(response.status()) => return response,
             Some(response) => Answer::read(response).await,
             None => Err(Problem::failed()),
@@ -274,7 +274,7 @@ pub(super) fn operation(headers: &HeaderMap) -> Result<Option<String>, Problem> 
     };
     let key = key.to_str().map(str::trim);
     let key = key.map_err(|_| Problem::unreadable_key("it is not ASCII"))?;
-    // The draft standard requires quotes; most clients send none.
+    // The draft standard requires quotes, but most clients send none.
     let bare = key.strip_prefix('"').and_then(|key| key.strip_suffix('"'));
     let key = bare.unwrap_or(key);
     match key.len() {

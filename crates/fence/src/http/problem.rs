@@ -37,7 +37,7 @@ impl Problem {
         self
     }
 
-    /// The client waited that long without success, so it should not repeat the request at once.
+    /// The client has already waited for this time without success, so it should not repeat the request at once.
     fn retry_after(mut self, waited: Duration) -> Self {
         self.retry_after = Some(waited.as_secs().clamp(1, 60));
         self
@@ -119,7 +119,7 @@ impl Problem {
             StatusCode::SERVICE_UNAVAILABLE,
             "unknown",
             "The sequencer cannot be judged now",
-            // Not the error, which would reveal internals of the service.
+            // Without the error, which would reveal internals of the service.
             format!("it is unknown whether lock {lock} is held; try again"),
         )
         .member("lock", json!(lock))

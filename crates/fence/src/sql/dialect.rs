@@ -22,7 +22,8 @@ pub enum Dialect {
 }
 
 impl Dialect {
-    /// The type of a column for text of up to `length` bytes, percent-encoded: up to three bytes for each.
+    /// The type of a column for text of up to `length` bytes in percent-encoding, which needs up to three bytes for
+    /// each.
     pub(super) fn encoded_text(self, length: usize) -> String {
         match self {
             Self::Postgres | Self::Sqlite => "TEXT".to_owned(),
@@ -33,7 +34,7 @@ impl Dialect {
         }
     }
 
-    /// What `CREATE TABLE` needs after the closing parenthesis.
+    /// The text that `CREATE TABLE` needs after the closing parenthesis.
     pub(super) fn table_options(self) -> &'static str {
         match self {
             Self::Postgres | Self::Sqlite => "",

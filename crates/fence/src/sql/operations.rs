@@ -89,7 +89,7 @@ fn short_enough(what: &'static str, text: &str) -> Result<String, Error> {
     Ok(text.to_owned())
 }
 
-/// A table of operations and their outcomes, beside a [`RowFence`](super::RowFence) or a
+/// A table of operations and their outcomes, next to a [`RowFence`](super::RowFence) or a
 /// [`TableFence`](super::TableFence). A fence lets the same holder pass again, so without this table a request that is sent
 /// twice would be carried out twice.
 ///
@@ -105,8 +105,9 @@ fn short_enough(what: &'static str, text: &str) -> Result<String, Error> {
 /// same for `postgres` and `mysql`. Ids are counted for each lock separately. In PostgreSQL use `READ COMMITTED`, or be ready for
 /// serialization errors.
 ///
-/// An outcome is kept until [`Operations::prune`] deletes it. Run that now and then, and keep outcomes for longer than any
-/// client repeats a request. After that an attempt counts as the first one, and only the fence may refuse it.
+/// An outcome is kept until [`Operations::prune`] deletes it. Run that now and then, and keep outcomes for longer than
+/// any client repeats a request. After the deletion an attempt counts as the first one, and only the fence may refuse
+/// it.
 ///
 /// ```
 /// # use fencelock_fence::sql::*;

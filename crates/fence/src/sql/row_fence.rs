@@ -10,7 +10,8 @@ use crate::error::{FenceError, Result};
 ///
 /// 1. Once: run [`RowFence::add_columns`].
 /// 2. For each write: run [`RowFence::update`]. If it changed a row, the write is done.
-/// 3. If it changed none: read [`RowFence::select`], and pass the row to [`RowFence::explain`], which says who won.
+/// 3. If it changed no row: read [`RowFence::select`], and pass the row to [`RowFence::explain`], which names the token
+///   that won.
 ///
 /// ```
 /// # use fencelock_fence::sql::*;
@@ -149,7 +150,7 @@ impl RowFence {
             resource: self.table.to_string(),
         };
         let marks = marks_of(&self.table, &found.ok_or_else(no_row)?)?;
-        // The update would have raised the marks of a row that it found. This row was inserted later.
+        // The update would have raised the marks of a row that it found. So this row was inserted later.
         match marks.judge(sequencer)? == marks {
             true => Ok(()),
             false => Err(no_row()),

@@ -1,4 +1,4 @@
-//! The marks as a row has them, and the SQL that checks and raises them.
+//! The marks in the form of a row, and the SQL that checks and raises them.
 
 use fencelock_core::{Mode, Sequencer};
 
@@ -9,7 +9,7 @@ use crate::marks::Marks;
 /// The columns of the marks, in the order of [`StoredMarks`].
 pub const COLUMNS: &str = "fence_exclusive, fence_top, fence_claim";
 
-/// The marks as a row has them: `fence_exclusive`, `fence_top`, `fence_claim`.
+/// The marks in the form of a row: `fence_exclusive`, `fence_top`, `fence_claim`.
 pub type StoredMarks = (i64, i64, String);
 
 /// The definitions of the columns, in every dialect.

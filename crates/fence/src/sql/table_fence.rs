@@ -115,8 +115,8 @@ impl TableFence {
             }
             Dialect::Mysql => {
                 let passes = passes("", sequencer);
-                // There is no WHERE here, so each assignment has the condition. MySQL assigns from left to right: the columns that
-                // the condition reads come last.
+                // There is no WHERE here, so each assignment has the condition. MySQL assigns from left to right, so
+                // the columns that the condition reads come last.
                 let exclusive = match sequencer.mode {
                     Mode::Exclusive => {
                         format!("fence_exclusive = IF({passes}, {token}, fence_exclusive), ")

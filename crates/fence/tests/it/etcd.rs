@@ -95,6 +95,6 @@ async fn many_write_at_once_and_none_after_a_later_one() {
             Err(refusal) => assert!(refusal.stale().is_some(), "{refusal}"),
         }
     }
-    assert_eq!(accepted, 24, "nobody came after it");
+    assert_eq!(accepted, 24, "no holder came after it");
     assert_eq!(stored(&mut client.clone(), "ledger").await, "24");
 }

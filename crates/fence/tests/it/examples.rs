@@ -20,7 +20,7 @@ fn example(name: &str) -> Command {
     Command::new(program)
 }
 
-/// Runs an example with the place of its ledger.
+/// Runs an example with the location of its ledger.
 fn runs_the_story(name: &str, place: &str) {
     let mut example = example(name);
     if !place.is_empty() {
@@ -75,7 +75,7 @@ fn sqlite_row() {
     assert_eq!(entry.unwrap(), "by the successor");
 }
 
-/// Wherever the process is killed, the repeated order is carried out exactly once, with the same answer.
+/// At whatever step the process is killed, the repeated order is carried out exactly once, with the same answer.
 #[cfg(feature = "sqlite")]
 #[test]
 fn order_and_stock() {

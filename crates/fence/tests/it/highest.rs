@@ -18,7 +18,7 @@ use crate::{by, exclusive, grants, model, says_who_won, shared};
 #[derive(Clone, Debug)]
 enum Step {
     Mark(fencelock_core::Sequencer),
-    /// The process crashes. So many bytes of its last write have reached the disk.
+    /// The process crashes. This number of bytes of its last write has reached the disk.
     Crash(Vec<u8>),
 }
 
@@ -55,7 +55,7 @@ proptest! {
                     }
                 }
                 Step::Crash(torn) => {
-                    // Only what was synced is certain to be there.
+                    // Only synced lines are certain to be there.
                     drop(fence);
                     let mut file = OpenOptions::new().append(true).open(&path).unwrap();
                     file.write_all(&torn).unwrap();
@@ -127,11 +127,11 @@ async fn a_later_holder_waits_for_the_write_of_an_earlier_one() {
     }
     assert!(
         !writer.is_finished(),
-        "a writer beside a reader that writes still"
+        "a writer while a reader still writes"
     );
     drop(two);
     let pass = writer.await.unwrap().unwrap();
-    // Refused when the later write has ended, not earlier: until then this one might have been first.
+    // It is refused only when the later write has ended. Until then it might have been first.
     let late = tokio::spawn({
         let fence = fence.clone();
         async move { fence.enter(&exclusive(2)).await.map(drop) }
@@ -315,7 +315,7 @@ fn a_killed_process_leaves_every_reported_mark() {
     }
 }
 
-/// In another process, whose files may not grow beyond a kilobyte: no holder passes with a mark that is not on the disk.
+/// Runs in another process whose files may not grow beyond a kilobyte. No holder passes with a mark that is not on the disk.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_full_disk_lets_no_new_holder_pass() {
@@ -332,7 +332,7 @@ fn a_full_disk_lets_no_new_holder_pass() {
         };
         assert!(matches!(error, FenceError::Write { .. }), "{error}");
         assert!(last > 3);
-        // Holders that have passed still pass.
+        // Holders that have passed before still pass.
         fence.mark(&exclusive(last)).unwrap();
         assert!(
             fence
@@ -397,7 +397,7 @@ fn a_deleted_file_lets_no_holder_pass() {
     fs::remove_file(dir.join("marks.lock")).unwrap();
     let late = Highest::try_open(&path).unwrap();
     late.mark(&exclusive(35)).unwrap();
-    // Neither a new holder nor one that has passed.
+    // Neither a new holder passes nor one that has passed before.
     for token in [34, 33] {
         let error = early.mark(&exclusive(token)).unwrap_err();
         assert!(matches!(error, FenceError::Damaged { .. }), "{error:?}");

@@ -117,7 +117,7 @@ async fn the_store_is_asked_whether_the_grant_is_held() {
     let sent = sequencer.to_string();
     assert_eq!(send(&mut service, "PUT", &[&sent]).await.0, StatusCode::OK);
     guard.release().await.unwrap();
-    // No holder came after it, but it no longer holds.
+    // No later holder has passed, but this one no longer holds.
     let (status, problem) = send(&mut service, "PUT", &[&sent]).await;
     assert_eq!(status, StatusCode::PRECONDITION_FAILED);
     assert_eq!(problem["type"], "urn:fencelock:not-held");
@@ -130,13 +130,13 @@ async fn the_store_is_asked_whether_the_grant_is_held() {
     let guard = holder.lock("ledger").await.unwrap();
     let next = guard.sequencer().await.unwrap().to_string();
     assert_eq!(send(&mut service, "PUT", &[&next]).await.0, StatusCode::OK);
-    // The superseded holder is told which token won.
+    // The superseded holder learns which token won.
     let (_, problem) = send(&mut service, "PUT", &[&sent]).await;
     assert_eq!(problem["type"], "urn:fencelock:stale");
     assert_eq!(problem["won"], guard.token().get());
 }
 
-/// While the service handles a request of a holder, no other holder has one in it.
+/// While the service handles a request of a holder, it handles no request of another holder.
 #[tokio::test]
 async fn the_check_and_the_write_are_one_step() {
     #[derive(Clone)]

@@ -47,7 +47,7 @@ impl Service {
         format!("{body} was written")
     }
 
-    /// Serves behind the layer, with a timeout outside of it if one is given.
+    /// Serves behind the layer, with a timeout outside the layer if one is given.
     pub(crate) async fn start(layer: FenceLayer, timeout: Option<Duration>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let this = Self {

@@ -23,7 +23,8 @@ async fn the_second_request_gets_the_first_answer() {
         "{first}"
     );
     assert!(!first.contains("idempotent-replayed"), "{first}");
-    // From the same holder, with and without quotes; from the next one; and from the first one again, which is late now.
+    // From the same holder, with and without quotes; from the next holder; and from the first holder again, which is
+    // late now.
     for (token, key) in [(33, "Idempotency-Key: pay-1\r\n"), (34, KEY), (33, KEY)] {
         let again = answer(service.send(token, key, "pay").await).await;
         assert!(
@@ -69,7 +70,7 @@ async fn a_second_request_while_the_first_runs_gets_409() {
     assert_eq!(service.logged(), ["pay begins", "pay writes"]);
 }
 
-/// It is unknown whether the handler has written, so the operation is not done again.
+/// Nobody knows whether the handler has written, so the operation is not done again.
 #[tokio::test]
 async fn a_panic_counts_as_an_answer() {
     let service = Service::start(layer(), None).await;

@@ -67,7 +67,7 @@ pub(crate) fn grants() -> impl Strategy<Value = Sequencer> {
     (mode, 1..12u64, 0..3u64).prop_map(|(mode, token, claim)| by(mode, token, claim))
 }
 
-/// The rule as its text says it, over all holders that have passed before.
+/// The rule as the documentation states it, over all holders that have passed before.
 pub(crate) fn model(passed: &[Sequencer], next: &Sequencer) -> Result<(), u64> {
     let exclusive = passed.iter().filter(|p| p.mode == Mode::Exclusive);
     let exclusive = exclusive.map(|p| p.token.get()).max().unwrap_or(0);
@@ -83,7 +83,7 @@ pub(crate) fn model(passed: &[Sequencer], next: &Sequencer) -> Result<(), u64> {
     }
 }
 
-/// The refusal in the story of the tests: 33 is late, and 34 has won.
+/// The refusal in these tests: 33 is late, and 34 has won.
 pub(crate) fn says_who_won(stale: Option<&Stale>) {
     let stale = stale.unwrap();
     assert_eq!((stale.late.token.get(), stale.won.get()), (33, 34));

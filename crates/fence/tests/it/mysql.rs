@@ -41,7 +41,7 @@ async fn rows_and_tables_follow_the_rule() {
         for next in many.new_tree(&mut runner).unwrap().current() {
             let expected = model(&passed, &next);
             let won = |error: fencelock_fence::FenceError| error.stale().unwrap().won.get();
-            // Writing the same value counts as no change, and must not look like a refusal.
+            // A write of the same value counts as no change, and must not look like a refusal.
             let update = of_row.update("value = 1", "id = ?", &next);
             conn.exec_drop(update, (round,)).await.unwrap();
             let by_row = match conn.affected_rows() {
@@ -64,8 +64,8 @@ async fn rows_and_tables_follow_the_rule() {
     conn.disconnect().await.unwrap();
 }
 
-/// Another holder waits for the transaction, and is then judged by the committed marks, even if its own transaction began
-/// earlier.
+/// Another holder waits for the transaction, and is then checked against the committed marks, even if its own
+/// transaction began earlier.
 #[tokio::test]
 async fn a_transaction_keeps_its_place_until_it_ends() {
     let server = MariaDb::start().unwrap();

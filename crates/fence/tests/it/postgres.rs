@@ -69,8 +69,8 @@ async fn rows_and_tables_follow_the_rule() {
     }
 }
 
-/// The check and the writes of a transaction are one step: another holder waits, and is then judged by the committed
-/// marks.
+/// The check and the writes of a transaction are one step: another holder waits, and is then checked against the
+/// committed marks.
 #[tokio::test]
 async fn a_transaction_keeps_its_place_until_it_ends() {
     let server = Postgres::start().unwrap();

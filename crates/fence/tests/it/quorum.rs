@@ -136,7 +136,7 @@ proptest! {
                         sleep(Duration::from_millis(pause)).await;
                         let begun = tokio::time::Instant::now();
                         if quorum.write(&exclusive(token), at as u32).await.is_ok() {
-                            // Only writes that ended earlier come before it.
+                            // Only earlier writes that have ended come before it.
                             let ended = tokio::time::Instant::now();
                             let written = (token, at as u32);
                             accepted.lock().unwrap().push(Accepted { written, begun, ended });
@@ -161,7 +161,8 @@ proptest! {
             let disk = place.disk.lock().unwrap();
             prop_assert!(disk.written.is_sorted(), "{:?}", disk.written);
         }
-        // A reader of a majority that takes the value with the highest token gets the last accepted write, or a later one.
+        // A reader asks a majority and takes the value with the highest token. It gets the last accepted write, or a
+        // later one.
         let majority = places.len() / 2 + 1;
         if let Some(last) = accepted.iter().map(|a| a.written).max() {
             let have = places.iter().filter(|place| {
@@ -226,7 +227,7 @@ async fn one_replica_may_be_down_and_two_may_not() {
 /// A slow replica must not do a write after the next write of the same holder.
 #[tokio::test(start_paused = true)]
 async fn a_slow_replica_does_the_writes_of_a_holder_in_order() {
-    // What happens to its requests, the last one first: mark and write of the second write, then of the first.
+    // The fates of its requests, the last request first: mark and write of the second write, then of the first.
     let slow = vec![Fate::Fine, Fate::Fine, Fate::Late(50), Fate::Fine];
     let fates = [Vec::new(), Vec::new(), slow];
     let places = fates.map(Place::new);

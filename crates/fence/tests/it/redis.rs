@@ -45,7 +45,7 @@ async fn the_story_of_33_and_34() {
         server.command(&["GET", "ledger:writes"]).unwrap(),
     );
     assert_eq!((value, writes), (34, 3));
-    // A script that was flushed is loaded again. An error of a command is reported.
+    // The fence loads a flushed script again. It reports an error of a command.
     let _: String = server.command(&["SCRIPT", "FLUSH"]).unwrap();
     fence.mark(&mut connection, &exclusive(35)).await.unwrap();
     let wrong = fence

@@ -131,7 +131,7 @@ fn an_operation_is_done_once() {
     assert_eq!(once(&mut ledger, &exclusive(33), &pay).unwrap(), "is 1");
     let more = Operation::new("more").unwrap();
     assert_eq!(once(&mut ledger, &exclusive(34), &more).unwrap(), "is 2");
-    // 33 has done it. 33 is late now, and its outcome is still known.
+    // 33 has done the operation. 33 is late now, and its outcome is still known.
     assert_eq!(once(&mut ledger, &exclusive(33), &pay).unwrap(), "is 1");
     assert_eq!(once(&mut ledger, &exclusive(35), &pay).unwrap(), "is 1");
     let late = Operation::new("late").unwrap();
@@ -168,7 +168,7 @@ fn an_id_belongs_to_one_operation() {
     );
 }
 
-/// It is unknown whether the operation was done, so it is neither done again nor answered.
+/// Nobody knows whether the operation was done, so it is neither done again nor answered.
 #[test]
 fn a_commit_without_an_outcome_is_reported() {
     let mut ledger = with_operations();

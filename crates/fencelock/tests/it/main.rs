@@ -1,4 +1,4 @@
-//! Every example runs to its end, and the code that the documentation shows is theirs.
+//! Every example runs to its end, and the code in the documentation is that of the examples.
 
 #![allow(clippy::unwrap_used)]
 
@@ -99,7 +99,7 @@ fn the_documentation_shows_code_of_the_examples() {
     assert!(blocks > 0);
 }
 
-/// The lines without the spaces around them: a passage may stand further left on a page.
+/// The lines without the spaces around them, since a passage may be indented less on a page.
 fn unindented(text: &str) -> String {
     text.lines()
         .map(|line| line.trim().to_owned() + "\n")

@@ -59,7 +59,7 @@ pub(crate) async fn all_tests<B: Bank>(one: &mut B, other: &mut B) {
     a_b_a(one, other).await;
     for triggers in [false, true] {
         if triggers {
-            // Twice, because they may exist already.
+            // Run them twice, because they may exist already.
             for trigger in [
                 accounts().triggers(B::DIALECT),
                 accounts().triggers(B::DIALECT),
@@ -89,13 +89,13 @@ async fn a_b_a<B: Bank>(one: &mut B, other: &mut B) {
         1,
         "the value alone does not show it"
     );
-    // After reading again, the write succeeds.
+    // A write after a new read succeeds.
     let (seen, _) = read(one, 1).await;
     assert_eq!(write(one, 1, 100, seen).await, 1);
     assert_eq!(read(other, 1).await.1, 100);
 }
 
-/// A writer that ignores the version. Only triggers notice it.
+/// A writer that ignores the version. Only triggers notice this.
 async fn bypassed<B: Bank>(one: &mut B, other: &mut B, triggers: bool) {
     let (seen, _) = read(one, 1).await;
     execute(other, "UPDATE accounts SET balance = 70 WHERE id = 1").await;
@@ -128,7 +128,7 @@ async fn several_rows<B: Bank>(one: &mut B, other: &mut B) {
     assert_eq!(read(one, 2).await.1, balance + 1);
 }
 
-/// Moves 1 from an account to another, with as many attempts as it takes.
+/// Moves 1 from one account to the other, with as many attempts as needed.
 pub(crate) async fn move_one<B: Bank>(bank: &mut B, from: u32, to: u32) {
     let often = Retry::default()
         .max_attempts(1000)

@@ -48,7 +48,7 @@ async fn contended_rows_are_written_after_retries() {
     contended(&Postgres::start().unwrap()).await;
 }
 
-/// PostgreSQL also rolls a serializable transaction back because of rows that it only read.
+/// PostgreSQL also rolls back a serializable transaction because of rows that it only read.
 #[tokio::test]
 async fn serializable_transactions_are_retried() {
     let server = Postgres::builder()

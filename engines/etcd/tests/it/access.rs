@@ -121,7 +121,7 @@ async fn no_server_listens() {
     );
 }
 
-/// Many claims while the server does not answer: all wait for the same attempt, not one after the other.
+/// Many claims while the server does not answer. All wait for the same attempt, not for one attempt each.
 #[tokio::test]
 async fn claims_share_the_failure_of_one_attempt() {
     const CLAIMS: usize = 20;

@@ -9,10 +9,10 @@ use fencelock_testbed::{Etcd, Flow, Proxy};
 
 use crate::{soon, until, wait_for, waiters};
 
-/// On a busy machine a cluster may lose its leader for a while by itself.
+/// On a busy machine a cluster may lose its leader for a while without a fault.
 const PATIENT: &str = "?connect-timeout=20s";
 
-/// A hold: when it began and ended for its client, and its token.
+/// A hold: its beginning and end for its client, and its token.
 type Stay = (u64, u64, u64);
 
 /// Four clients that take one lock again and again, and record their holds.
@@ -32,7 +32,7 @@ impl Load {
         );
         let mut tasks = Vec::new();
         for _ in 0..4 {
-            // Long enough that no place and no hold expires here.
+            // Long enough that no place and no hold expires in this test.
             let client = open(etcd, "?claim-window=60s&connect-timeout=20s").await;
             let (over, done, stays) = (Arc::clone(&over), Arc::clone(&done), Arc::clone(&stays));
             tasks.push(tokio::spawn(async move {
@@ -96,8 +96,8 @@ async fn through(etcd: &Etcd, fault: impl AsyncFn(usize), heal: impl AsyncFn(usi
     load.goes_on("the load begins").await;
     let leader = etcd.leader().unwrap();
     fault(leader).await;
-    let took = load.goes_on("hand-offs go on without it").await;
-    println!("hand-offs went on after {took:?}");
+    let took = load.goes_on("hand-offs continue without it").await;
+    println!("hand-offs continued after {took:?}");
     assert!(took < Duration::from_secs(8), "{took:?}");
     heal(leader).await;
     load.goes_on("and when it is back").await;

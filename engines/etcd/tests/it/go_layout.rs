@@ -122,7 +122,7 @@ async fn two_claims_of_one_client_exclude_each_other() {
     assert!(guard.is_valid());
     let error = us.lock("b").shared().await.unwrap_err();
     assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
-    // As in Go, a lock lies within another.
+    // As in Go, a lock may be below another lock.
     let inner = us.lock("c/d").await.unwrap();
     assert!(matches!(us.try_lock("c").await, Err(Error::Held { .. })));
     inner.release().await.unwrap();

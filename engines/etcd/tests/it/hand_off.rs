@@ -1,4 +1,4 @@
-//! Hand-offs in which the next holder does not read the queue, and what can go wrong.
+//! Hand-offs in which the next holder does not read the queue, and the ways in which they can fail.
 
 use std::time::Duration;
 
@@ -159,7 +159,8 @@ async fn a_hand_off_over_a_lost_connection_is_not_missed() {
     gets_the_lock(&near, waiting).await;
 }
 
-/// A member may report the end of a key just before its own reads show it. A waiter that reads then sees the old state.
+/// A member may report the end of a key just before its own reads show that. A waiter that reads then sees the old
+/// state.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_end_is_missed_by_waiters_that_read() {
     let etcd = Etcd::start().unwrap();
@@ -200,7 +201,7 @@ async fn waiters_are_served_after_a_compaction() {
     gets_the_lock(&observer, last).await;
 }
 
-/// A key that a late request could change is not reused.
+/// A key is not used again if a late request could still change it.
 #[tokio::test]
 async fn a_key_is_reused_unless_a_request_for_it_had_no_reply() {
     let etcd = Etcd::start().unwrap();

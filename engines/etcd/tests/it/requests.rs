@@ -8,7 +8,8 @@ use futures_util::future::join_all;
 
 use crate::{client, soon, until, wait_for, waiters};
 
-/// The requests that the server got so far. All watches of a client are one stream, so its messages are counted.
+/// The number of requests that the server got so far. All watches of a client are one stream, so its messages are
+/// counted.
 fn requests(etcd: &Etcd) -> u64 {
     let of = |service: &str| {
         let label = format!("grpc_service=\"etcdserverpb.{service}\"");
@@ -18,7 +19,7 @@ fn requests(etcd: &Etcd) -> u64 {
     of("KV") + of("Watch")
 }
 
-/// The events that the server has sent to watchers so far.
+/// The number of events that the server has sent to watchers so far.
 fn events(etcd: &Etcd) -> u64 {
     etcd.counter(0, "etcd_debugging_mvcc_events_total", "")
         .unwrap()

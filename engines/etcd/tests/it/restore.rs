@@ -1,4 +1,4 @@
-//! A snapshot is restored: later changes are undone, and revisions go back.
+//! A snapshot is restored: later changes are undone, and revisions decrease.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -64,7 +64,7 @@ async fn tokens_keep_increasing_after_a_snapshot_is_restored() {
         etcd.restore_snapshot(&snapshot).unwrap();
         fence.pass(&before[1], "a").await;
         fence.pass(&before[0], "a").await;
-        // Once more, with a new client first.
+        // Once more, now with a new client first.
         let snapshot = etcd.snapshot(0).unwrap();
         fence.pass(&before[0], "a").await;
         etcd.restore_snapshot(&snapshot).unwrap();
@@ -109,7 +109,7 @@ async fn a_client_deletes_keys_that_a_snapshot_brought_back() {
     next.release().await.unwrap();
 }
 
-/// A user with read access only can look.
+/// A user with read access can only look.
 #[tokio::test]
 async fn looking_writes_nothing() {
     let etcd = Etcd::start().unwrap();

@@ -77,7 +77,8 @@ fn take_once(client: &Client) -> tokio::task::JoinHandle<Token> {
     })
 }
 
-/// The waiter learns of its own end and of its predecessor's at the same time, after another client has taken the lock.
+/// The waiter learns of the end of its own session and of its predecessor's at the same time, after another client has
+/// taken the lock.
 #[tokio::test]
 async fn a_claim_that_learns_late_of_the_end_of_its_session_does_not_take_its_turn() {
     let etcd = Etcd::start().unwrap();
@@ -108,8 +109,8 @@ async fn a_claim_that_learns_late_of_the_end_of_its_session_does_not_take_its_tu
     assert!(soon("the grant", waiting).await.unwrap() > token);
 }
 
-/// The watches that the server has open: one mailbox for each client that has held a lock, one that guards the connection
-/// of each client that has claimed one, and those of waiters.
+/// The watches that the server has open. Each client that has held a lock has one for its mailbox. Each client that has
+/// claimed one has one that guards its connection. Waiters have their own.
 fn watchers(etcd: &Etcd) -> u64 {
     etcd.counter(0, "etcd_debugging_mvcc_watcher_total", "")
         .unwrap()
@@ -162,7 +163,7 @@ async fn leaves_no_orphan(layout: &str, prefix: &str) {
     let far = fencelock::connect(&url).await.unwrap();
     let near = format!("{}?layout={layout}", etcd.url());
     let near = fencelock::connect(&near).await.unwrap();
-    // This hold stays, so that the session cannot simply be revoked.
+    // This hold stays, so that the client cannot simply revoke the session.
     let stays = far.lock("a-stays").await.unwrap();
     for round in 0..3 {
         let name = format!("a/{round}");
@@ -205,7 +206,7 @@ async fn client_of_both(etcd: &Etcd, slow: &Proxy, other: &Proxy) -> Client {
     fencelock::connect(&url).await.unwrap()
 }
 
-/// The client and the store agree on the grant although the first reply was lost.
+/// The client and the store agree on the grant, although the first reply was lost.
 #[tokio::test]
 async fn a_reader_whose_answer_was_lost_finds_its_key_again() {
     let etcd = Etcd::start().unwrap();
@@ -356,7 +357,7 @@ async fn a_late_request_of_a_client_that_gave_up_leaves_no_orphan() {
     let all = etcd_client::WatchOptions::new().with_prefix();
     let mut seen = bare.watch("a/", Some(all)).await.unwrap();
     guard.release().await.unwrap();
-    // The late request takes the free lock, and its key is found and deleted.
+    // The late request takes the free lock. Then its key is found and deleted.
     let mut late = Vec::new();
     soon("a key comes and goes", async {
         loop {
@@ -400,7 +401,7 @@ async fn each_claim_has_its_own_ttl() {
     assert!(promises.clock.contains("whole seconds"), "{promises:?}");
 }
 
-/// A waiter that gives up while the server does not answer leaves the queue, however long that lasts.
+/// A waiter that gives up while the server does not answer leaves the queue, however long the silence lasts.
 #[tokio::test]
 async fn a_waiter_that_gave_up_without_an_answer_leaves_the_queue() {
     let etcd = Etcd::start().unwrap();

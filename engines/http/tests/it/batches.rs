@@ -21,7 +21,7 @@ fn at(server: &Server) -> String {
     format!("fencelock+http://{}", server.address())
 }
 
-/// How many requests of a route a replica has served.
+/// The number of requests of a route that a replica has served.
 pub(crate) async fn served(server: &Server, route: &str) -> u64 {
     let mut stream = TcpStream::connect(server.address()).await.unwrap();
     let request = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";

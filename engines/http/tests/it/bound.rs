@@ -1,4 +1,4 @@
-//! A store whose claims belong to a replica: etcd. A replica that ends, hangs or is restarted, while claims wait there and hold.
+//! etcd, a store whose claims belong to a replica. A replica ends, hangs or restarts while claims wait or hold there.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::{connect, serve_as, soon, until, wait_for};
 /// The shortest window of etcd.
 const WINDOW: Duration = Duration::from_secs(2);
 
-/// A replica with a proxy before it, and one between it and etcd.
+/// A replica with a proxy in front of it, and a proxy between it and etcd.
 struct Replica {
     /// `None` once it was killed.
     server: Option<Server>,
@@ -198,7 +198,7 @@ async fn a_waiter_of_a_replica_without_its_store_waits_elsewhere() {
 
 /// It is the only replica. Its clients wait for its restart, and then it does not know them.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_waiter_of_a_restarted_replica_waits_anew() {
+async fn a_waiter_of_a_restarted_replica_waits_as_a_new_claim() {
     let etcd = Etcd::start().unwrap();
     let mut replicas = two(&etcd).await;
     let holder = connect(&direct(&replicas[1..])).await;

@@ -41,7 +41,7 @@ pub(crate) async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) 
     .await;
 }
 
-/// A replica with a proxy before it.
+/// A replica with a proxy in front of it.
 pub(crate) struct Replica {
     /// `None` once it was killed.
     pub(crate) server: Option<Server>,
@@ -63,7 +63,7 @@ impl Replica {
     }
 }
 
-/// Starts a replica on a port, once that is free.
+/// Starts a replica on a port, as soon as the port is free.
 pub(crate) async fn serve(engine: Arc<dyn Engine>, port: u16) -> Server {
     serve_as(engine, Config::trusting(), port).await
 }

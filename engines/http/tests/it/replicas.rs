@@ -23,7 +23,7 @@ async fn outlives(harm: impl Fn(&mut Replica)) {
     for harmed in 0..2 {
         let memory = Memory::new();
         let mut replicas = two(&memory).await;
-        // Claims of one client are spread over both.
+        // Claims of one client are spread over both replicas.
         let (one, other) = (
             connect(&url(&replicas)).await,
             connect(&url(&replicas)).await,

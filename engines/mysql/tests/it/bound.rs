@@ -91,7 +91,7 @@ async fn an_administrator_ends_the_connections() {
     }
 }
 
-/// The server ends idle connections and long statements of others early.
+/// The server ends idle connections and long statements early.
 #[tokio::test(flavor = "multi_thread")]
 async fn limits_of_the_server_end_neither_a_hold_nor_a_wait() {
     let server = MariaDb::start().unwrap();
@@ -198,7 +198,7 @@ async fn a_deadlock_is_tried_again() {
     for sql in ["START TRANSACTION", make] {
         holder.query_drop(sql).await.unwrap();
     }
-    // The server spares the client that has changed more rows.
+    // The server rolls back the client that has changed fewer rows.
     for sql in [
         "CREATE TABLE heavy (a INT)",
         "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
@@ -315,8 +315,8 @@ async fn tokens_increase_over_the_promotion_of_a_replica() {
             *last = token_of(client, "a").await;
         }
     }
-    // A switch-over: the old primary takes no more writes, its connections stay, and one waits for a lock there. (A
-    // statement that waits for a row would block the switch-over.)
+    // A switch-over: the old primary takes no more writes, its connections stay, and one of them waits for a lock
+    // there. (A statement that waits for a row would block the switch-over.)
     let guard = take(&clients[0], "a").await;
     last[0] = guard.token();
     let other = open(&url(BOTH[0])).await.unwrap();

@@ -27,7 +27,7 @@ async fn a_database_whose_clock_is_off_by_an_hour_keeps_leases() {
     }
 }
 
-/// Exclusion may break, but tokens must not: neither when the clock jumps nor when it is set back.
+/// Exclusion may break, but the order of tokens must not: neither when the clock jumps forward nor when it is set back.
 #[tokio::test(flavor = "multi_thread")]
 async fn tokens_increase_even_if_the_clock_jumps() {
     let clock = ClockShim::new().unwrap();

@@ -42,7 +42,7 @@ async fn another_name_is_never_blocked() {
         let next = soon("the next one", next).await.unwrap().unwrap();
         next.release().await.unwrap();
     }
-    // A statement waits for a row for two seconds.
+    // A statement waits for a row for up to two seconds.
     assert!(
         begun.elapsed() < Duration::from_secs(15),
         "{:?}",
@@ -65,7 +65,7 @@ async fn a_deadlock_is_tried_again() {
     let second = soon("the lock", one.lock("b").ttl(ttl)).await.unwrap();
     soon("a renewal of both", second.prolonged()).await;
     let mut other = bare(&server).await;
-    // The server spares the client that has changed more rows.
+    // The server rolls back the client that has changed fewer rows.
     other
         .query_drop("CREATE TABLE heavy (a INT)")
         .await

@@ -72,7 +72,7 @@ fn connections(server: &MariaDb) -> u64 {
 async fn until(what: &str, mut so: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !so() {
-        assert!(begun.elapsed() < LIMIT, "waited in vain until {what}");
+        assert!(begun.elapsed() < LIMIT, "timed out: {what}");
         sleep(Duration::from_millis(10)).await;
     }
 }

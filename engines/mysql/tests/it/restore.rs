@@ -26,7 +26,7 @@ async fn tokens_increase_after_a_dump_is_restored() {
         let before = open(&url).await.unwrap();
         above(&before, &mut last, strategy).await;
         let old = run_client("mariadb-dump", &server, b"");
-        // Without a connection left, the next clients of get-lock begin a new section.
+        // All connections have ended, so the next clients of get-lock begin a new section.
         before.close().await.unwrap();
         until("its connections are gone", || connections(&server) == 0).await;
         let (one, two) = (open(&url).await.unwrap(), open(&url).await.unwrap());

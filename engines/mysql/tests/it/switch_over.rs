@@ -73,7 +73,7 @@ async fn a_lease_goes_through_a_switch_over() {
     assert!(next > token, "{next} after {token}");
 }
 
-/// The primary's machine is gone, or still accepts connections but answers nothing.
+/// The primary's machine is gone, or it still accepts connections but does not answer.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dead_or_silent_primary_is_left_for_a_promoted_replica() {
     for dead in [true, false] {

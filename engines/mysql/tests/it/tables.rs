@@ -61,7 +61,7 @@ async fn a_missing_right_is_a_clear_error() {
     let schema = fencelock_mysql::schema("fencelock");
     server.sql(&format!("USE theirs; {schema}")).unwrap();
     token_of(&open(&url).await.unwrap(), "a").await;
-    // The tables of a later version are left alone.
+    // The tables of a later version are not changed.
     server
         .sql("UPDATE theirs.fencelock_store SET format = 3")
         .unwrap();

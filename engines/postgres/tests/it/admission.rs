@@ -1,4 +1,4 @@
-//! The rule of admission, as the functions of the schema repeat it, against the core's function.
+//! The rule of admission, as the functions of the schema repeat it, compared with the core's function.
 
 use fencelock_core::support::admission::{admits, small_inputs};
 use fencelock_sql::lease::mode_text;
@@ -62,7 +62,7 @@ async fn a_releaser_grants_by_the_rule_of_admission() {
     }
 }
 
-/// The next waiters are granted the lock together, as far as the rule goes.
+/// The next waiters are granted the lock together, as far as the rule allows.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_releaser_grants_to_several_waiters_by_the_rule_of_admission() {
     let server = Postgres::start().unwrap();

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// A clock that is an hour ahead changes nothing. If it is set forward during a hold, the lease expires for the database; the
-/// next holder has a higher token.
+/// A clock that is an hour ahead changes nothing. If it is set forward during a hold, the lease expires for the
+/// database, and the next holder has a higher token.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wrong_clock_of_the_database_changes_nothing() {
     let clock = ClockShim::new().unwrap();

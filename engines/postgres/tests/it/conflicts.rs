@@ -115,7 +115,7 @@ async fn a_deadlock_over_a_token_is_tried_again() {
             .await
             .unwrap()
             .unwrap();
-        // A connection reports its figures when it ends at the latest.
+        // A connection reports its figures at its end at the latest.
         client.close().await.unwrap();
         until("the deadlock is counted", async || {
             let deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = 'lock'";
@@ -125,7 +125,7 @@ async fn a_deadlock_over_a_token_is_tried_again() {
     }
 }
 
-/// A call that the server rolls back after a conflict is retried. Here it rolls back three in a row.
+/// A call that the server rolls back after a conflict is retried. Here the server rolls back three in a row.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_serialization_failure_is_tried_again() {
     const HICCUP: &str = "\
@@ -183,7 +183,7 @@ async fn a_serialization_failure_is_tried_again() {
         undone("it was handed over").await;
         next.release().await.unwrap();
         let last = one.lock("b").await.unwrap();
-        undone("it was taken by one that would wait").await;
+        undone("it was taken by a claim that would wait").await;
         last.release().await.unwrap();
     }
 }

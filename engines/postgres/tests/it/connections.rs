@@ -62,7 +62,7 @@ async fn many_waiters_share_a_few_connections() {
     }
 }
 
-/// The server ends idle connections and long statements of others early.
+/// The server ends idle connections and long statements early.
 #[tokio::test(flavor = "multi_thread")]
 async fn limits_of_the_server_end_neither_a_hold_nor_a_wait() {
     let server = Postgres::start().unwrap();
@@ -143,7 +143,7 @@ async fn a_waiter_outlives_the_end_of_its_connection() {
     }
 }
 
-/// The server's process of one hold is stopped. That hold is lost, and the other one is renewed in time.
+/// The server's process of one hold is stopped. That hold is lost, and the other hold is renewed in time.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_other_hold_is_lost_by_a_silent_connection() {
     let server = Postgres::start().unwrap();

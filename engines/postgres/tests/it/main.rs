@@ -48,7 +48,7 @@ async fn raw(server: &Postgres, name: &str) -> tokio_postgres::Client {
 async fn until(what: &str, mut done: impl AsyncFnMut() -> bool) {
     let begin = Instant::now();
     while !done().await {
-        assert!(begin.elapsed() < LIMIT, "in vain: {what}");
+        assert!(begin.elapsed() < LIMIT, "timed out: {what}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }

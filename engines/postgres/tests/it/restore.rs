@@ -107,7 +107,7 @@ async fn a_full_queue_of_notifications_does_not_keep_a_lock_held() {
     guard.release().await.unwrap();
     let next = timeout(LIMIT, waiter).await.unwrap().unwrap().unwrap();
     assert!(next.token() > token);
-    // An eviction works as well.
+    // An eviction also works.
     assert!(one.evict("a", next.token(), Evict::Release).await.unwrap());
     let last = timeout(LIMIT, one.lock("a")).await.unwrap().unwrap();
     assert!(last.token() > next.token());

@@ -45,7 +45,7 @@ async fn rows_kept_locked_are_those_of_one_lock() {
         open(&server.url()).await.unwrap(),
         open(&server.url()).await.unwrap(),
     );
-    // No renewal comes in the meantime.
+    // No renewal happens meanwhile.
     let ttl = Duration::from_secs(600);
     let held = one.lock("b").ttl(ttl).await.unwrap();
     let (stopped, admin) = (raw(&server, "stopped").await, raw(&server, "admin").await);

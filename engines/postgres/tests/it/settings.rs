@@ -74,7 +74,8 @@ async fn weak_settings_are_reported() {
     assert!(client.promises().limits.is_empty());
 }
 
-/// A PgBouncer that shares connections between transactions is refused; one per session is fine.
+/// A PgBouncer that shares connections between transactions is refused. One that gives each session a connection is
+/// accepted.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pooler_that_shares_connections_is_refused() {
     let server = Postgres::start().unwrap();

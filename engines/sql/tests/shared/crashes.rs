@@ -25,7 +25,7 @@ fn works(client: Client, name: &'static str, tell: UnboundedSender<Told>) -> Joi
     })
 }
 
-/// Under load, twice. Every token is above all earlier ones. `restart` kills the server and starts it again.
+/// Twice, under load. Every token is above all earlier ones. `restart` kills the server and starts it again.
 pub(crate) async fn a_killed_server_comes_back_under_load(url: &str, mut restart: impl FnMut()) {
     let (tell, mut told) = unbounded_channel();
     let mut tasks = Vec::new();

@@ -27,12 +27,12 @@ pub(crate) async fn a_silent_host_is_passed_over(url: &str) -> Client {
     client
 }
 
-/// There are no tables. The user of `url` may create them; the stranger may not.
+/// There are no tables. The user of `url` may create them, but the stranger may not.
 pub(crate) async fn inspection_creates_nothing(url: &str, stranger: &str, schema: &str) {
     let client = inspect(url).await.unwrap();
     assert!(client.look("a").await.unwrap().holders.is_empty());
     assert!(client.list("").await.unwrap().is_empty());
-    // A user who may create the tables does so with its first lock, so that is no finding.
+    // A user who may create the tables does so with its first lock, so this is no finding.
     let findings = format!("{:?}", client.diagnose().await.unwrap());
     assert!(!findings.contains("fencelock schema"), "{findings}");
     assert!(client.try_lock("a").await.is_err());

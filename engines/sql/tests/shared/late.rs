@@ -15,7 +15,7 @@ async fn place(engine: &Arc<dyn Engine>, claim: &Claim) -> Token {
     }
 }
 
-/// A late request to place a claim does not shorten its lease, and a renewal with another grant's token is lost.
+/// A late request to place a claim does not shorten its lease. A renewal with the token of another grant is lost.
 pub(crate) async fn late_requests_do_no_harm(url: &str) {
     let engine = crate::engine::connect(StoreUrl::parse(url).unwrap());
     let engine: Arc<dyn Engine> = engine.await.unwrap();

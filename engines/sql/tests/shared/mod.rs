@@ -50,7 +50,7 @@ pub(crate) async fn inspect(url: &str) -> Result<Client, Error> {
 
 pub(crate) async fn soon<T>(what: &str, future: impl IntoFuture<Output = T>) -> T {
     let done = timeout(LIMIT, future).await;
-    done.unwrap_or_else(|_| panic!("waited in vain for {what}"))
+    done.unwrap_or_else(|_| panic!("timed out: {what}"))
 }
 
 pub(crate) async fn take(client: &Client, name: &str) -> Guard {

@@ -154,7 +154,7 @@ pub(crate) async fn a_request_leaves_the_queue(url: &str) {
     }
 }
 
-/// Takes the lock, and gives its connection to the next one.
+/// Takes the lock, and passes its connection to the next claim.
 fn passes(client: &Client, name: &str) -> JoinHandle<()> {
     let (client, name) = (client.clone(), name.to_owned());
     tokio::spawn(async move {
@@ -213,7 +213,7 @@ pub(crate) async fn waiters_beyond_the_bound_queue_in_the_process(
         }
     };
     soon("four waiters", four_wait).await;
-    // Each of the two has a control connection.
+    // Each of the two clients has a control connection.
     let connections = connections();
     assert!(connections <= 16 + 4 + 2, "{connections}");
     let busy = soon("an answer", many.try_lock("free")).await.unwrap_err();

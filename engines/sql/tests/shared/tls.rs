@@ -54,7 +54,7 @@ pub(crate) async fn take(client: &Client, name: &str) -> Guard {
         .unwrap()
 }
 
-/// Takes, waits, hands over and evicts; and all of it again after the connections were cut.
+/// Takes, waits, hands over and evicts, and repeats all of this after the connections were cut.
 pub(crate) async fn locks(url: &str, cut: &Proxy) {
     let (one, two) = (opened(url).await, opened(url).await);
     for round in ["first", "after a cut"] {
@@ -105,7 +105,7 @@ pub(crate) async fn certificates_are_checked(right: (&str, &str), named: (&str, 
     drop(opened(&format!("{named}?tls=prefer")).await);
 }
 
-/// A server that requires a client certificate: that certificate and its key, and those of another server's client.
+/// A server that requires a client certificate. The certificate and its key, and those of a client of another server.
 pub(crate) async fn clients_show_their_own_certificates(
     (url, ca): (&str, &str),
     (cert, key): (String, String),

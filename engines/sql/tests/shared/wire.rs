@@ -52,7 +52,7 @@ impl Wire {
         format!("{before}:{}/{database}?strategy={strategy}", self.port)
     }
 
-    /// What clients sent so far, by connection.
+    /// What clients have sent so far, for each connection.
     pub(crate) fn sent(&self) -> Vec<Vec<u8>> {
         self.sent.lock().unwrap().clone()
     }

@@ -12,7 +12,7 @@ async fn open(text: &str) -> Result<Sqlite, Error> {
     Sqlite::open(StoreUrl::parse(text).unwrap()).await
 }
 
-/// The configuration error of opening that file.
+/// The configuration error when this file is opened.
 async fn refusal(path: &Path) -> String {
     let error = Sqlite::at(path).await.unwrap_err();
     assert!(matches!(error, Error::Config { .. }), "{error:?}");
@@ -56,7 +56,7 @@ async fn a_deleted_file_is_created_again_and_tokens_still_increase() {
     busy(&a, &attempt(claim("job"))).await;
 }
 
-/// How often this process has the file open.
+/// How many times this process has the file open.
 #[cfg(target_os = "linux")]
 fn times_open(path: &Path) -> usize {
     let open = std::fs::read_dir("/proc/self/fd").unwrap();
@@ -74,7 +74,7 @@ async fn a_file_that_is_replaced_while_it_is_opened_is_not_used() {
         let other = Sqlite::at(&backup).await.unwrap();
         held(&other, &claim("job")).await;
         other.close().await.unwrap();
-        // To open the file the engine has to write to it, so it waits until the file is replaced.
+        // The engine must write to the file to open it, so it waits until the file is replaced.
         if existed {
             directory.open().await.close().await.unwrap();
         }
@@ -111,7 +111,7 @@ async fn rows_of_another_boot_are_invalid() {
     directory.raw().execute(sql, []).unwrap();
     let sql = "UPDATE holders SET run = 'another'";
     directory.raw().execute(sql, []).unwrap();
-    // A waiter by the clock of another boot.
+    // A waiter with the clock of another boot.
     let later = (now() + Duration::from_secs(3600)).as_nanos() as i64;
     let sql = "UPDATE waiters SET expiry = ?1";
     directory.raw().execute(sql, [later]).unwrap();
@@ -215,7 +215,8 @@ async fn an_impossible_path_is_explained() {
     refusal(&directory.0.join("plain/locks.db")).await;
 }
 
-/// SQLite names the files beside it by its path, so processes that use different names do not see each other.
+/// SQLite derives the names of the files next to it from its path, so processes that use different names do not see
+/// each other.
 #[tokio::test]
 async fn a_file_with_two_names_is_refused() {
     let directory = Directory::new();
@@ -256,7 +257,7 @@ async fn a_file_without_the_later_columns_gets_them_and_keeps_its_holds() {
     let view = engine.inspect().look(&name("job")).await.unwrap();
     assert_eq!(view.waiters[0].label.as_deref(), Some("nightly"));
     held(&engine, &claim("other")).await;
-    // In another boot none of them holds.
+    // After another boot none of them holds.
     raw.execute("UPDATE store SET boot = 'another'", [])
         .unwrap();
     raw.execute(
@@ -335,7 +336,7 @@ async fn a_request_that_fails_does_not_fail_others_in_its_transaction() {
     held(&engine, &claim("broken")).await;
     let raw = directory.raw();
     raw.execute("UPDATE holders SET mode = '?'", []).unwrap();
-    // All are queued while the file is locked, so they are done in one transaction.
+    // All are queued while the file is locked, so one transaction does them all.
     raw.execute_batch("BEGIN IMMEDIATE").unwrap();
     let place = |text: &'static str| {
         let engine = Arc::clone(&engine);
@@ -376,7 +377,7 @@ async fn a_closed_engine_refuses_calls() {
     engine.close().await.unwrap();
 }
 
-/// The worker waits for the connect timeout, and `close` for the response timeout.
+/// The worker waits for the connect timeout, and `close` waits for the response timeout.
 #[tokio::test]
 async fn closing_ends_after_the_response_timeout() {
     let directory = Directory::new();
@@ -396,7 +397,7 @@ async fn closing_ends_after_the_response_timeout() {
     other.execute_batch("COMMIT").unwrap();
 }
 
-/// In another process, which runs out of file descriptors.
+/// Runs in another process, which has no file descriptors left.
 #[tokio::test]
 async fn closing_needs_no_file_descriptor() {
     const PATH: &str = "FILE_OF_ONE_WITHOUT_DESCRIPTORS";

@@ -1,4 +1,4 @@
-//! Other processes that do harm: one floods the wake-up socket, one is stopped in the middle of a transaction.
+//! Other processes that cause problems: one floods the wake-up socket, one is stopped in the middle of a transaction.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::linux::net::SocketAddrExt;
@@ -14,7 +14,8 @@ use super::*;
 
 const FILE: &str = "FENCELOCK_HARM_FILE";
 
-/// Runs this test again in another process, with the file in its environment. It ends when its input ends.
+/// Runs this test again in another process, which gets the file in its environment. The process ends when its input
+/// ends.
 fn beside(test: &str, file: &Path) -> Child {
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "--nocapture", "--test-threads=1"])
@@ -131,7 +132,7 @@ async fn a_flooded_wake_up_socket_loses_no_hold_and_takes_no_memory() {
         })
         .collect();
     tokio::time::sleep(Duration::from_secs(7)).await;
-    // A hand-off to the process while it is flooded.
+    // A hand-off to the process during the flood.
     let released_at = now();
     engine.withdraw(&holder, Leave::Release).await.unwrap();
     read_until(&mut lines, "my turn\n");
@@ -150,7 +151,7 @@ async fn a_flooded_wake_up_socket_loses_no_hold_and_takes_no_memory() {
     assert!(grown < 16 * 1024, "grown by {grown} kB");
 }
 
-/// Other processes wait for the response timeout, and the error names the stopped process.
+/// Other processes wait for the response timeout, and then the error names the stopped process.
 #[tokio::test]
 async fn a_process_that_is_stopped_in_a_transaction_is_named() {
     if let Some(path) = std::env::var_os(FILE) {

@@ -53,7 +53,7 @@ async fn placing_again_reports_and_prolongs() {
     assert_eq!(again.tokens, first.tokens);
     assert!(again.counted_from > first.counted_from);
     assert!(until() > before);
-    // The row outlives the lease of the client.
+    // The row outlives the client's lease.
     assert!(until().unsigned_abs() >= (again.counted_from + again.lease).as_nanos());
 }
 

@@ -1,4 +1,4 @@
-//! The SQLite engine on real files. Two engines on one file stand for two processes.
+//! The SQLite engine on real files. Two engines on one file act like two processes.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -104,7 +104,7 @@ async fn busy(engine: &Sqlite, claim: &Claim) {
     assert!(matches!(standing, Standing::Busy), "{standing:?}");
 }
 
-/// Waits as the core does: place, wait for a change or until the recheck, place again.
+/// Waits as the core does: it places the claim, waits for a change or for the recheck time, and places it again.
 async fn acquire(engine: &Sqlite, claim: &Claim) -> Grant {
     loop {
         match engine.place(claim).await.unwrap() {

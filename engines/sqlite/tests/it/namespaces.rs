@@ -1,5 +1,5 @@
-//! The file in other namespaces: other mounts, another boot id, another clock, no permission to write, a full disk. Each
-//! test runs itself again in another process.
+//! The file in other namespaces: other mounts, another boot id, another clock, no permission to write, a full disk.
+//! Each test runs itself again in another process.
 
 use std::process::{Command, Output, Stdio};
 
@@ -10,7 +10,7 @@ use rustix::process::geteuid;
 
 use super::*;
 
-/// The file for the process in other namespaces.
+/// The environment variable with the file for the process in other namespaces.
 const FILE: &str = "FENCELOCK_TEST_FILE";
 const DONE: &str = "it is done.";
 
@@ -19,8 +19,8 @@ fn file() -> Option<PathBuf> {
     std::env::var_os(FILE).map(PathBuf::from)
 }
 
-/// Runs the test again in a mount namespace (and others by the options of `unshare`), after these lines of sh, where `$0`
-/// is the file. The test does its work there under `if let Some(path) = file()`.
+/// Runs the test again in a mount namespace (and others by the options of `unshare`), after these lines of sh, in which
+/// `$0` is the file. That process runs the code under `if let Some(path) = file()`.
 fn elsewhere(test: &str, unshare: &[&str], file: &Path, sh: &str) -> Output {
     let mut command = Command::new("unshare");
     command.arg("--mount").args(unshare);
@@ -49,7 +49,7 @@ async fn inspect(path: &Path) -> Result<Sqlite, Error> {
 
 const OTHER_BOOT_ID: &str = r#"tr a-f b-fa </proc/sys/kernel/random/boot_id >"$0.id"; mount --bind "$0.id" /proc/sys/kernel/random/boot_id"#;
 
-/// A container that shares the directory of the file, and has a boot id of its own.
+/// A container that shares the directory of the file, and has its own boot id.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_boot_id_on_the_same_kernel_changes_nothing() {
     const TEST: &str = "another_boot_id_on_the_same_kernel_changes_nothing";
@@ -111,7 +111,8 @@ async fn the_file_of_a_container_is_used_by_its_machine() {
     busy(&engine, &attempt(claim("job"))).await;
     held(&engine, &claim("other")).await;
     engine.close().await.unwrap();
-    // After a restart of the machine its clock starts again: a row without the kernel's boot id was written later than now.
+    // When the machine restarts, its clock starts again. A row without the kernel's boot id was then written later than
+    // now.
     let raw = directory.raw();
     let sql = "UPDATE store SET boot = 'a'";
     raw.execute(sql, []).unwrap();
@@ -141,7 +142,8 @@ async fn a_time_namespace_is_refused() {
     assert_done(&elsewhere(test, &clock, &directory.file(), "true"));
 }
 
-/// SQLite names the files beside it by its path, so processes that use different paths do not see each other.
+/// SQLite derives the names of the files next to it from its path, so processes that use different paths do not see
+/// each other.
 #[tokio::test]
 async fn a_file_that_is_mounted_by_itself_is_refused() {
     if let Some(path) = file() {
@@ -216,7 +218,7 @@ async fn a_full_disk_is_reported() {
     ));
 }
 
-/// What is in the directory: names, lengths, and times of change.
+/// The content of the directory: names, lengths, and times of change.
 fn traces(directory: &Path) -> Vec<String> {
     use std::os::unix::fs::MetadataExt;
     let entries = std::fs::read_dir(directory).unwrap();
@@ -276,7 +278,7 @@ async fn inspecting_leaves_no_trace_and_needs_no_permission_to_write() {
     for sh in [sh, "true"] {
         assert_done(&elsewhere(test, &[], &directory.file(), sh));
     }
-    // A log that cannot be read without writing.
+    // A log that cannot be read without a write.
     std::fs::remove_file(crashed.0.join("locks.db-shm")).unwrap();
     let mut url = StoreUrl::parse(&format!(
         "sqlite:{}?connect-timeout=50ms",
@@ -309,7 +311,7 @@ async fn inspecting_creates_nothing() {
     held(&other, &claim("job")).await;
     let view = engine.inspect().look(&name("job")).await.unwrap();
     assert_eq!(view.holders.len(), 1);
-    // An empty file that an administrator created.
+    // An empty file that an administrator has created.
     let made = directory.0.join("made.db");
     std::fs::write(&made, "").unwrap();
     let engine = inspect(&made).await.unwrap();

@@ -1,4 +1,4 @@
-//! The queue: order, modes side by side, waiters that leave or end.
+//! The queue: order, modes next to each other, waiters that leave or end.
 
 use std::time::Duration;
 
@@ -105,7 +105,7 @@ async fn a_waiter_whose_process_ended_is_reaped_at_the_hand_off() {
     a.withdraw(&holder, Leave::Release).await.unwrap();
     let released_at = now();
     acquire(&c, &next).await;
-    // Its row would expire after six seconds.
+    // Its row would expire only after six seconds.
     let waited = now().since(released_at);
     assert!(waited < Duration::from_secs(5), "{waited:?}");
     assert_eq!(rows(&directory), 1);
@@ -176,6 +176,6 @@ async fn a_queue_of_fifty_is_served_in_order() {
         last = Some(token);
     }
     let took = now().since(start);
-    // Fifty polls of half a second would take longer.
+    // Fifty polls of half a second each would take longer.
     assert!(took < Duration::from_secs(5), "{took:?}");
 }

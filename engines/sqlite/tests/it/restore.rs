@@ -26,7 +26,7 @@ fn move_back(directory: &Directory, copy: &Path) {
     std::fs::rename(copy, directory.file()).unwrap();
 }
 
-/// Through SQLite, so that an engine that has the file open does not notice.
+/// Restores through SQLite, so that an engine that has the file open does not notice.
 fn copy_back(directory: &Directory, copy: &Path) {
     let raw = directory.raw();
     raw.execute("ATTACH ?1 AS old", [copy.to_str().unwrap()])

@@ -1,4 +1,4 @@
-//! Tokens are drawn by the clock or by the counter, and always increase.
+//! Tokens are drawn from the clock or from the counter, and always increase.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -23,7 +23,7 @@ fn stored(raw: &rusqlite::Connection, column: &str) -> i64 {
     raw.query_row(&sql, [], |row| row.get(0)).unwrap()
 }
 
-/// Takes and releases a lock; its token.
+/// Takes and releases a lock. Returns its token.
 async fn token(engine: &Sqlite) -> u64 {
     let claim = claim("job");
     let token = held(engine, &claim).await.tokens.first.get();
@@ -69,7 +69,7 @@ async fn a_file_of_an_earlier_version_gets_an_origin_and_a_horizon() {
     assert_eq!(stored(&raw, "horizon"), stored(&raw, "token"));
 }
 
-/// Only an earlier version, which does not know the origin, opened the file in this boot.
+/// In this boot only an earlier version, which does not know the origin, has opened the file.
 #[tokio::test]
 async fn the_origin_of_another_boot_is_not_used() {
     let directory = Directory::new();

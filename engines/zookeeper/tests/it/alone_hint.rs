@@ -17,7 +17,7 @@ async fn pairs(client: &Client, count: usize) {
     }
 }
 
-/// Another client holds: this one must wait, and gets the lock in the end.
+/// Another client holds: this client must wait, and gets the lock in the end.
 async fn waits(client: &Client, held: Guard) {
     let waiting: JoinHandle<Guard> = tokio::spawn({
         let client = client.clone();
@@ -76,7 +76,7 @@ async fn the_queue_of_a_new_lock_node_is_read() {
         if breaks {
             proxy.reset();
         }
-        // Numbers 0 and 1 are gone and 2 is held. The client expects 3.
+        // Numbers 0 and 1 are gone, and 2 is held. The client expects 3.
         pairs(&other, 2).await;
         let held = other.lock("a").await.unwrap();
         let line = server.children("/locks/a").unwrap();

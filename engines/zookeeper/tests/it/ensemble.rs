@@ -11,13 +11,13 @@ use tokio::time::Instant;
 
 use crate::{connect, renewed, soon, wait_in_queue};
 
-/// How long hand-offs may pause once there is a new leader. The time of the election itself does not count.
+/// How long hand-offs may pause after the new leader is elected. The election itself does not count.
 const GAP: Duration = Duration::from_secs(12);
 
-/// A hold: when it began and ended as the client believed, and its token.
+/// A hold: its beginning and end as the client believed, and its token.
 type Stay = (BootInstant, BootInstant, Token);
 
-/// Many clients that take one lock in turn, and when each held it.
+/// Many clients that take one lock in turn, and the times of their holds.
 struct Load {
     over: Arc<AtomicBool>,
     turns: Arc<AtomicU64>,

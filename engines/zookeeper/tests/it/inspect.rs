@@ -1,4 +1,4 @@
-//! An engine that is opened to inspect creates nothing and needs no right to write.
+//! An engine that is opened for inspection creates nothing and needs no right to write.
 
 use fencelock_core::{Engine, LockName, StoreUrl};
 use fencelock_testbed::ZooKeeper;

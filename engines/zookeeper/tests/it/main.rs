@@ -33,7 +33,7 @@ async fn connect(url: &str) -> Client {
 
 async fn soon<T>(what: &str, future: impl IntoFuture<Output = T>) -> T {
     let ended = timeout(LIMIT, future).await;
-    ended.unwrap_or_else(|_| panic!("waited {LIMIT:?} in vain for: {what}"))
+    ended.unwrap_or_else(|_| panic!("timed out after {LIMIT:?}: {what}"))
 }
 
 async fn until(what: &str, mut done: impl AsyncFnMut() -> bool) {
@@ -67,7 +67,7 @@ fn packets(server: &fencelock_testbed::ZooKeeper) -> u64 {
         .unwrap()
 }
 
-/// Waits for a lock in a task, and returns when the lock has `waiters` waiters.
+/// Waits for a lock in a task. Returns when the lock has `waiters` waiters.
 async fn wait_in_queue(
     client: &Client,
     name: &str,

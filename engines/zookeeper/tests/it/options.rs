@@ -52,7 +52,7 @@ async fn credentials_of_the_connector_are_used() {
     let error = soon("a refusal", ZooKeeper::open(stranger)).await.map(drop);
     let error = error.unwrap_err();
     assert!(matches!(error, Error::Refused { .. }), "{error}");
-    // By default the nodes are for everybody.
+    // By default all users have rights on the nodes.
     let open = Options::from_connector([host(&server)], own()).chroot("/all");
     let url = format!("{}/all", server.url());
     locks_for(open, &url).await;

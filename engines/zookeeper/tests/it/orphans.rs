@@ -1,4 +1,4 @@
-//! Lost replies leave no nodes behind while their client lives on.
+//! Lost replies leave no nodes while their client is alive.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ async fn far_and_near(server: &ZooKeeper) -> (Proxy, Client, Client) {
 
 /// The queue becomes empty, although all clients and their sessions are alive.
 async fn queue_empties(near: &Client, name: &str) {
-    until("nobody holds or waits", async || {
+    until("no claim holds or waits", async || {
         let view = near.look(name).await.unwrap();
         view.holders.is_empty() && view.waiters.is_empty()
     })
@@ -86,7 +86,7 @@ async fn a_waiter_whose_answer_was_lost_keeps_its_place() {
     queue_empties(&near, "a").await;
 }
 
-/// Waits over a connection whose replies are lost; another client sees it wait.
+/// Waits over a connection whose replies are lost, until another client sees the waiter.
 async fn wait_unseen(far: &Client, near: &Client) -> JoinHandle<Result<Guard>> {
     let waiting = tokio::spawn(far.lock("a").into_future());
     until("it waits", async || {

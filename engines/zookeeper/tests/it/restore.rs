@@ -1,4 +1,4 @@
-//! Data restored from a backup: tokens repeat, and a fence refuses a client with a repeated token.
+//! Data is restored from a backup: tokens repeat, and a fence refuses a client with a repeated token.
 
 use fencelock::fence::{FenceError, Highest};
 use fencelock_core::Client;

@@ -1,4 +1,4 @@
-//! Servers that roll back what they had acknowledged, while sessions live on.
+//! Servers that roll back acknowledged changes, while sessions stay alive.
 
 use std::time::Duration;
 
@@ -55,7 +55,7 @@ async fn a_hold_whose_session_was_rolled_back_is_lost() {
     drop(client.lock("a").await.unwrap());
 }
 
-/// A follower has a node that no other server has. Nobody can delete it, because the leader does not have it.
+/// A follower has a node that no other server has. No client can delete it, because the leader does not have it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_ghost_on_one_server_does_not_block_its_clients() {
     let mut ensemble = ZooKeeper::builder().ensemble().unwrap();

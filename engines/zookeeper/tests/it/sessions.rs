@@ -300,7 +300,7 @@ async fn nothing_is_left_of_a_lock_after_its_last_user() {
     assert_eq!(server.children("/").unwrap(), ["zookeeper"]);
 }
 
-/// A dead client leaves the lock's node behind. It is a container, which the servers delete when it is empty.
+/// A dead client leaves the lock's node. The node is a container, which the servers delete when it is empty.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_servers_delete_the_lock_nodes_of_dead_clients() {
     let server = ZooKeeper::start().unwrap();
@@ -331,7 +331,7 @@ async fn permanent_nodes_of_others_stay() {
     assert_eq!(server.children("/").unwrap(), ["theirs", "zookeeper"]);
 }
 
-/// Below a node on which everybody has all rights.
+/// Below a node on which all users have all rights.
 #[tokio::test(flavor = "multi_thread")]
 async fn only_the_user_has_rights_on_its_nodes() {
     let server = ZooKeeper::start().unwrap();
@@ -344,7 +344,7 @@ async fn only_the_user_has_rights_on_its_nodes() {
     let anns = anns.connect(&address).await.unwrap();
     let strangers = connector.connect(&address).await.unwrap();
     let guard = ann.lock("a").ttl(Duration::from_secs(9)).await.unwrap();
-    // Before it moves to a longer session, and after.
+    // Before and after the move to a longer session.
     let mut owners = Vec::new();
     for moved in [false, true] {
         if moved {

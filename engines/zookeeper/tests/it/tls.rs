@@ -37,7 +37,7 @@ async fn locks_over_tls_exclude_those_without() {
     assert!(next.token() > token);
     next.release().await.unwrap();
 
-    // Without TLS to a port with TLS, with the wrong certificate authority, and with TLS to a port without.
+    // Without TLS to a port with TLS, with the wrong certificate authority, and with TLS to a port without TLS.
     let stranger = ZooKeeper::builder().tls().start().unwrap();
     let quick = "connect-timeout=2s";
     for url in [

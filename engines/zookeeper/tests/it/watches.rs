@@ -6,7 +6,7 @@ use fencelock_testbed::ZooKeeper;
 
 use crate::{connect, packets, soon, until, wait_in_queue};
 
-/// Every session that has claimed something watches the token base for as long as it lives.
+/// Every session that has claimed something watches the token base until the session ends.
 const TOKEN_BASE: &str = "/%base";
 
 /// How many sessions watch each path of a lock.

@@ -20,7 +20,7 @@ const LEASE: i64 = 600;
 pub(crate) struct BareEtcd {
     client: Client,
     lease: i64,
-    /// The leases of tasks that have used the lock service, which identifies claims by their leases.
+    /// The leases of tasks that have used the lock service. The service identifies claims by their leases.
     leases: Arc<Mutex<Vec<i64>>>,
 }
 

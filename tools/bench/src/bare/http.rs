@@ -16,7 +16,7 @@ impl BareHttp {
     pub(crate) fn open(url: &str) -> Result<Self> {
         let parts = StoreUrl::parse(url)?;
         if parts.scheme != "fencelock+http" {
-            return Err(parts.refuse("the baseline beside it speaks no TLS"));
+            return Err(parts.refuse("the baseline does not support TLS"));
         }
         let host = parts.hosts.first().cloned().unwrap_or_default();
         let host = match host.rsplit_once(':') {
@@ -26,7 +26,7 @@ impl BareHttp {
         Ok(Self { host })
     }
 
-    /// Asks as often as a lock would be taken and released until `until`. Returns the number of pairs.
+    /// Sends as many requests as locks would need until `until`. Returns the number of pairs.
     pub(crate) async fn pairs(&self, names: &[String], until: BootInstant) -> Result<u64> {
         let mut connection = self.connect().await?;
         let mut pairs = 0;

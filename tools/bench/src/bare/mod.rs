@@ -42,12 +42,12 @@ fn check_plain(url: &mut fencelock::StoreUrl) -> Result<(), Error> {
     let asked = tls.is_some() || words.any(|word| url.take(word).is_some());
     let local = |host: &String| host.starts_with("localhost") || host.starts_with("127.");
     if asked || !url.hosts.iter().all(local) {
-        return Err(url.refuse("the baseline beside it speaks no TLS; measure with tls=off"));
+        return Err(url.refuse("the baseline does not support TLS; measure with tls=off"));
     }
     Ok(())
 }
 
-/// The names in turn until the end.
+/// The names in turn, until the end.
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 fn statements(names: &[String], until: fencelock::BootInstant) -> impl Iterator<Item = &String> {
     let clock = fencelock::Clock::Boot;

@@ -80,7 +80,7 @@ impl BareMySql {
                     conn.exec_drop(&release, ()).await
                 }
                 "get-lock" => {
-                    // The server accepts 64 characters.
+                    // The server accepts at most 64 characters.
                     let name = &name[name.len().saturating_sub(60)..];
                     conn.exec_drop(&take, (name,)).await.map_err(refuse)?;
                     conn.exec_drop(&release, (name,)).await
@@ -111,7 +111,7 @@ impl BareMySql {
         Ok(times)
     }
 
-    /// How many statements the server has run since its start, also those within procedures.
+    /// How many statements the server has run since its start, including those within procedures.
     pub(crate) async fn commands_so_far(&self) -> Result<u64> {
         let mut conn = self.connect().await?;
         let ask = "SHOW GLOBAL STATUS LIKE 'Queries'";

@@ -80,7 +80,7 @@ impl BareRedis {
         Ok(times)
     }
 
-    /// How many commands the server has run since its start, also those that scripts call.
+    /// How many commands the server has run since its start, including those that scripts call.
     pub(crate) async fn commands_so_far(&self) -> Result<u64> {
         let mut connection = self.connection.clone();
         let stats: Result<String, _> = cmd("INFO").arg("stats").query_async(&mut connection).await;
@@ -92,7 +92,7 @@ impl BareRedis {
         count.ok_or_else(|| failed("INFO", "it has no total_commands_processed"))
     }
 
-    /// The number of commands that clients send to the server within `period`, without those that scripts call.
+    /// The number of commands that clients send to the server within `period`, except those that scripts call.
     pub(crate) async fn commands_within(&self, period: Duration) -> Result<u64> {
         let monitor = self.client.get_async_monitor().await;
         let monitor = monitor.map_err(|error| failed("MONITOR", error))?;

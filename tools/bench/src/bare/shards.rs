@@ -1,4 +1,4 @@
-//! How a set spreads names over its stores, for the bare clients of these.
+//! How a set distributes names over its stores, for the bare clients of these stores.
 
 use fencelock::composite::{KeyRule, Map};
 use fencelock::{Result, StoreUrl};
@@ -12,7 +12,7 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    /// Of a URL `shards:`. Weights and rules do not matter to a baseline.
+    /// Reads a URL `shards:`. A baseline ignores weights and rules.
     pub(crate) fn of(url: &str) -> Result<Self> {
         let shards = fencelock::shard_urls(&StoreUrl::parse(url)?);
         let ids = shards.iter().map(|(id, _)| (id.as_str(), 1));
@@ -21,8 +21,8 @@ impl Spread {
         Ok(Self { map, urls })
     }
 
-    /// The tasks of each shard, with their names: of each task's names those of one shard, since a bare client is on one
-    /// server. Together the tasks are on all shards alike.
+    /// The tasks of each shard, with their names. A bare client is connected to one server, so each task keeps only its
+    /// names on one shard. The tasks are spread evenly over the shards.
     pub(crate) fn split(&self, names: Vec<Vec<String>>) -> Vec<Vec<Vec<String>>> {
         let ids: Vec<&str> = self.map.shards().map(|(id, _)| id).collect();
         let mut split: Vec<Vec<Vec<String>>> = ids.iter().map(|_| Vec::new()).collect();

@@ -19,7 +19,9 @@ impl BareSqlite {
     pub(crate) fn open(url: &str) -> Result<Self> {
         let parts = StoreUrl::parse(url)?;
         if parts.path.is_empty() {
-            return Err(parts.refuse("name a file, so that the baseline can lie beside it"));
+            return Err(
+                parts.refuse("name a file, so that the file of the baseline can be next to it")
+            );
         }
         let path = Path::new(&parts.path).with_extension("bare-bench");
         let this = Self { path };
@@ -59,7 +61,7 @@ impl BareSqlite {
         for suffix in ["", "-wal", "-shm"] {
             let mut path = self.path.clone().into_os_string();
             path.push(suffix);
-            // A failure means that there is no file.
+            // Fails only if there is no file.
             let _ = std::fs::remove_file(path);
         }
     }

@@ -1,4 +1,4 @@
-//! Runs a program under valgrind's callgrind, and reads what it has counted.
+//! Runs a program under valgrind's callgrind, and reads the counts.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ pub(crate) struct Counted {
     pub(crate) allocations: u64,
 }
 
-/// The functions of the C library that hand out memory.
+/// The functions of the C library that allocate memory.
 const ALLOCATORS: [&str; 5] = [
     "malloc",
     "calloc",
@@ -23,8 +23,8 @@ const ALLOCATORS: [&str; 5] = [
     "aligned_alloc",
 ];
 
-/// Runs this program again under callgrind with these arguments. Its counts are written to `into` whenever it comes to the
-/// function `boundary`.
+/// Runs this program again under callgrind with these arguments. Callgrind writes its counts to `into` at each call of
+/// the function `boundary`.
 pub(crate) fn run(into: &Path, boundary: &str, args: &[&str]) -> Result<(), Failed> {
     drop(fs::remove_dir_all(into));
     fs::create_dir_all(into)?;
@@ -44,7 +44,7 @@ pub(crate) fn run(into: &Path, boundary: &str, args: &[&str]) -> Result<(), Fail
     }
 }
 
-/// The file of a part, from 1.
+/// The file of a part. Parts are numbered from 1.
 pub(crate) fn part(into: &Path, number: Option<usize>) -> PathBuf {
     into.join(match number {
         Some(number) => format!("callgrind.out.{number}"),
@@ -66,7 +66,7 @@ fn parse(text: &str) -> Option<Counted> {
     for line in text.lines() {
         let (key, value) = line.split_once(['=', ':']).unwrap_or_default();
         match key {
-            // The name of a function is written once: `fn=(12) malloc`, and then `cfn=(12)`.
+            // The name of a function is written once: `fn=(12) malloc`, and later only `cfn=(12)`.
             "fn" | "cfn" => {
                 let (id, name) = value.split_once(' ').unwrap_or((value, ""));
                 let known = names.entry(id).or_insert(name);

@@ -14,23 +14,24 @@ const HEAD: &str = "\
 # features. docs/benchmarks.md says how they are counted.
 #
 # compare:      CARGO_INCREMENTAL=0 cargo test --workspace --features fencelock-cli/all --test counts
-# write anew:   CARGO_INCREMENTAL=0 cargo test --workspace --features fencelock-cli/all --test counts -- --renew
+# write again:  CARGO_INCREMENTAL=0 cargo test --workspace --features fencelock-cli/all --test counts -- --renew
 #
-# A path fails if it costs more by more than its tolerance, in percent; with another compiler, by more than four times that.
+# A path fails if its cost has grown by more than its tolerance, in percent. With another compiler four times the tolerance
+# is allowed.
 ";
 
 /// What to do about a path that costs too much.
 pub(crate) const ADVICE: &str = "
-If a change was to cost this, write tools/bench/counts.txt anew (its head says how) and say in the commit why. Else find what
-grew: run the same at the commit before, and compare what callgrind_annotate prints for both.";
+If the change is worth this cost, write tools/bench/counts.txt again (its head says how), and give the reason in the commit.
+Otherwise find the cause: run the same at the commit before, and compare the output of callgrind_annotate for both.";
 
-/// How much more may differ with another compiler than with the one of the file.
+/// The factor of the tolerance for another compiler than that of the file.
 const OTHER_COMPILER: f64 = 4.0;
 
-/// Fewer allocations than this are no difference: a buffer or a table grows now and then.
+/// A difference of fewer allocations than this is ignored: a buffer or a table grows now and then.
 const ALLOCATIONS: f64 = 0.1;
 
-/// The tolerance of a path that is new in the file, in percent.
+/// The tolerance of a new path in the file, in percent.
 const TOLERANCE: f64 = 3.0;
 
 /// What one operation costs.
@@ -40,7 +41,7 @@ pub(crate) struct Cost {
     pub(crate) allocations: f64,
 }
 
-/// What stands in the file.
+/// The content of the file.
 pub(crate) struct Expected {
     same_compiler: bool,
     lines: Vec<Line>,
@@ -73,7 +74,7 @@ impl Expected {
         self.lines.iter().find(|line| line.path == path.name)
     }
 
-    /// Prints what a path costs, and what it should. Whether it costs too much.
+    /// Prints the cost of a path, and its expected cost. Returns whether it costs too much.
     pub(crate) fn judge(&self, path: &Path, cost: &Cost) -> Result<bool, Failed> {
         let line = self.find(path);
         let line =
@@ -125,7 +126,7 @@ impl Line {
     }
 }
 
-/// Writes the file anew. Tolerances stay.
+/// Writes the file again. Tolerances stay.
 pub(crate) fn write(costs: &[Cost]) -> Result<(), Failed> {
     let before = Expected::read().ok();
     let mut text = format!("{HEAD}compiler: {}\n", compiler()?);

@@ -1,7 +1,7 @@
-//! Holds the cost of the hot paths against `counts.txt`: how many instructions and allocations the client spends on one
-//! operation. Unlike times, they are the same on a busy machine.
+//! Compares the cost of the hot paths with `counts.txt`: how many instructions and allocations the client spends on one
+//! operation. Unlike times, these counts are the same on a busy machine.
 //!
-//! Runs only when it is named; the head of `counts.txt` says how, and how to write that file anew.
+//! Runs only when it is named. The head of `counts.txt` says how, and how to write that file again.
 
 mod callgrind;
 mod expected;
@@ -45,7 +45,7 @@ fn directory() -> PathBuf {
 /// What each path costs now.
 fn count() -> Result<Vec<Cost>, Failed> {
     let redis = Redis::start()?;
-    // Under callgrind, and on a busy machine, an answer takes its time.
+    // Under callgrind, and on a busy machine, an answer takes longer.
     let url = redis.url() + "?response-timeout=30s&claim-window=30s";
     let into = directory();
     callgrind::run(&into, BOUNDARY, &["--walk", &url])?;
@@ -72,7 +72,7 @@ fn renew() -> Result<(), Failed> {
     expected::write(&costs)
 }
 
-/// Prints what was counted. Whether nothing costs more than it may.
+/// Prints the counts. Returns whether every path is within its limit.
 fn compare() -> Result<bool, Failed> {
     let expected = Expected::read()?;
     let costs = count()?;

@@ -1,7 +1,7 @@
-//! The paths that are counted, walked by a process that runs under callgrind.
+//! The paths that are counted. A process under callgrind walks them.
 //!
-//! Each is walked three times: once to grow tables and load scripts, then N times, then three times as often. The
-//! difference between the last two has neither start-up nor end.
+//! It walks each path three times: first to grow tables and load scripts, then N times, then three times as often. The
+//! difference between the last two contains neither the start nor the end.
 
 use std::future::Future;
 use std::hint::black_box;
@@ -21,14 +21,14 @@ pub(crate) struct Path {
     pub(crate) name: &'static str,
     /// What one operation is.
     pub(crate) operation: &'static str,
-    /// How many operations one time is.
+    /// How many operations are in one repetition.
     operations: u64,
-    /// How many times make a count that stays the same.
+    /// How many repetitions give a stable count.
     times: u64,
 }
 
 impl Path {
-    /// The operations by which the longer walk is longer.
+    /// How many operations the longer walk has more than the shorter one.
     pub(crate) const fn difference(&self) -> u64 {
         2 * self.times * self.operations
     }
@@ -36,7 +36,7 @@ impl Path {
 
 /// Tasks that work side by side on locks of their own.
 const WORKERS: u64 = 64;
-/// Tasks that want one lock.
+/// Tasks that compete for one lock.
 const TASKS: u64 = 16;
 /// Locks that are held at once.
 const HOLDS: u64 = 1000;
@@ -65,7 +65,7 @@ const fn path(name: &'static str, operation: &'static str, operations: u64, time
 /// The name of the function at which callgrind writes what it has counted, for a pattern.
 pub(crate) const BOUNDARY: &str = "*counts_boundary*";
 
-/// Where counts begin and end.
+/// Counts begin and end here.
 #[inline(never)]
 fn counts_boundary(part: u64) {
     black_box(part);
@@ -78,7 +78,7 @@ pub(crate) fn walk(url: &str) -> Result<(), Failed> {
         builder.enable_all();
         builder
     };
-    // The clock stands still, and jumps to the next renewal when all tasks wait for it.
+    // With a paused clock, which jumps to the next renewal when all tasks wait for it.
     let paused = runtime().start_paused(true).build()?;
     paused.block_on(walk_memory())?;
     runtime().build()?.block_on(walk_redis(url))
@@ -111,7 +111,7 @@ async fn walk_redis(url: &str) -> Result<(), Failed> {
     counted(&PATHS[5], |times| pairs(&client, WORKERS, times)).await?;
     counted(&PATHS[6], |times| hand_offs(&client, times)).await?;
     client.close().await?;
-    // By the engine alone: when the client renews depends on the time.
+    // By the engine alone, since the time at which the client renews is not fixed.
     let engine = open_engine(url).await?;
     let held = hold(&*engine).await?;
     counted(&PATHS[7], |times| renew(&*engine, &held, times)).await?;
@@ -121,7 +121,7 @@ async fn walk_redis(url: &str) -> Result<(), Failed> {
     Ok(engine.close().await?)
 }
 
-/// Walks a path for a while, then so often, then three times as often.
+/// Walks a path to warm up, then `times` times, then three times as often.
 async fn counted<F>(path: &Path, walk: impl Fn(u64) -> F) -> Result<(), Failed>
 where
     F: Future<Output = Result<(), Failed>>,
@@ -136,7 +136,7 @@ where
     Ok(())
 }
 
-/// Each worker takes and releases a lock of its own so often.
+/// Each worker takes and releases its own lock so often.
 async fn pairs(client: &Client, workers: u64, times: u64) -> Result<(), Failed> {
     let mut running = JoinSet::new();
     for worker in 0..workers {
@@ -188,7 +188,7 @@ impl Observer for Renewed {
     }
 }
 
-/// Lets the time pass until all that is held was renewed so often.
+/// Lets time pass until all holds have been renewed so often.
 async fn renewals(renewed: &Renewed, times: u64) -> Result<(), Failed> {
     let until = renewed.0.load(Ordering::SeqCst) + HOLDS * times;
     while renewed.0.load(Ordering::SeqCst) < until {
@@ -216,7 +216,7 @@ async fn hold(engine: &dyn Engine) -> Result<Vec<HeldClaim>, Failed> {
     Ok(held)
 }
 
-/// Renews all of them so often.
+/// Renews all claims so often.
 async fn renew(engine: &dyn Engine, held: &[HeldClaim], times: u64) -> Result<(), Failed> {
     for _ in 0..times {
         let renewals = engine.renew(held).await;

@@ -1,5 +1,5 @@
-//! Another process that locks: it reads requests as lines of JSON from its standard input, and answers on its standard output.
-//! Its only argument is the store's URL. Ends with its input.
+//! Another process that locks. It reads requests as lines of JSON from its standard input, and answers on its standard
+//! output. Its only argument is the store's URL. It ends with its input.
 //!
 //! With the arguments `--replica URL PORT` it is a replica of the lock service instead. It prints a line when it serves.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
@@ -122,7 +122,7 @@ impl Worker {
         Ok(json!(format!("{release:?}")))
     }
 
-    /// What the process believes, without a request to the store.
+    /// What the process believes. Sends no request to the store.
     fn see(&self, request: &Value) -> Answer {
         let guard = self.guard(request);
         Ok(json!({"valid": guard.is_valid(), "now": Clock::Boot.now().as_nanos()}))

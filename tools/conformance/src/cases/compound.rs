@@ -14,7 +14,7 @@ pub(super) static CASES: &[Case] = &[
     case!(several_locks_or_none),
     case!(several_locks_in_any_order_are_no_deadlock),
     case!(several_locks_dropped_leave_nothing),
-    case!(the_loss_of_one_of_several_is_told),
+    case!(the_loss_of_one_of_several_is_reported),
     case!(permits_are_counted).promised(permits),
     case!(permits_are_served_in_order).promised(fifo_permits),
     case!(permits_keep_exclusive_out).promised(permits),
@@ -108,10 +108,10 @@ async fn several_locks_dropped_leave_nothing(ctx: Ctx) {
     ctx.await_nothing_left().await;
 }
 
-async fn the_loss_of_one_of_several_is_told(ctx: Ctx) {
+async fn the_loss_of_one_of_several_is_reported(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
     let names = ["a", "b", "c"].map(|part| format!("{name}/{part}"));
-    // A holder that the store cannot notify learns it within the ttl.
+    // A holder that the store cannot notify learns of a loss within the ttl.
     let request = one.lock_all(&names);
     let request = request.each(|request| request.ttl(Duration::from_secs(3)).recorded());
     let all = soon("all of them", request).await.unwrap();
@@ -158,7 +158,7 @@ async fn permits_are_counted(ctx: Ctx) {
         held[0].sequencer().await.unwrap(),
         held[1].sequencer().await.unwrap(),
     );
-    // A parsed sequencer of a permit does not contain the number of permits.
+    // A sequencer that was parsed does not contain the number of permits.
     let second = second.to_string().parse().unwrap();
     assert!(two.check(&first).await.unwrap() && two.check(&second).await.unwrap());
     let last = held[2].token();
@@ -223,7 +223,7 @@ async fn permits_keep_exclusive_out(ctx: Ctx) {
     ctx.await_nothing_left().await;
 }
 
-/// Neither number would be kept if they held together.
+/// If they held together, neither number would be kept.
 async fn permits_that_name_different_numbers_keep_each_other_out(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
     let semaphore = |client: &Client, permits| client.semaphore(&name, permits).unwrap();
@@ -279,7 +279,7 @@ async fn candidates_lead_one_after_the_other(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
     let voter = ctx.client().await.election(&name);
     let mut leaders = voter.observe();
-    let none = soon("who leads at first", leaders.next()).await.unwrap();
+    let none = soon("the first leader", leaders.next()).await.unwrap();
     assert_eq!(none, None);
     let first = soon("to lead", one.election(&name).campaign("http://one"));
     let first = first.await.unwrap();

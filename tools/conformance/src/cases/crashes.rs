@@ -50,7 +50,7 @@ fn ends_with_its_connection(promises: &Promises) -> bool {
     promises.lease == LeaseKind::Connection
 }
 
-/// How late the end of a lease or a claim window may be noticed on a busy machine.
+/// How late a busy machine may notice the end of a lease or a claim window.
 const SLACK: Duration = Duration::from_secs(3);
 
 async fn a_killed_holder_frees_the_lock_after_its_lease(ctx: Ctx) {
@@ -93,7 +93,7 @@ async fn a_killed_holder_frees_the_lock_with_its_connection(ctx: Ctx) {
 async fn a_killed_holder_leaves_its_lock_delay(ctx: Ctx) {
     let (client, name) = (ctx.client().await, ctx.name());
     let ttl = ctx.ttl(500);
-    // Longer than a lease without a lock-delay may last: some stores count in seconds or poll.
+    // Longer than any lease without a lock-delay: some stores count in seconds or poll.
     let lock_delay = ttl + SLACK;
     let mut holder = ctx.remote().await;
     let wanted = Wanted {
@@ -141,7 +141,7 @@ async fn a_killed_holder_that_had_waited_leaves_its_lock_delay(ctx: Ctx) {
     ctx.await_nothing_left().await;
 }
 
-/// Fenced by the token, like every eviction.
+/// The eviction is fenced by the token, like every other one.
 async fn an_operator_cuts_a_lock_delay_short(ctx: Ctx) {
     let (client, operator, name) = (ctx.client().await, ctx.client().await, ctx.name());
     let ttl = ctx.ttl(500);
@@ -185,7 +185,7 @@ async fn a_killed_waiter_does_not_block_the_queue(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
     let guard = take(&one, &name).await;
     let mut first = ctx.remote().await;
-    // With a long ttl: not the lease of the killed process ends its turn.
+    // With a long ttl, so that its turn does not end with the lease of the killed process.
     first.lock(Wanted::new(&name, Duration::from_secs(60)));
     ctx.await_queued(&one, &name, 1).await;
     let second = wait_for(&two, &name);
@@ -212,7 +212,7 @@ async fn a_killed_waiting_writer_does_not_hold_up_readers(ctx: Ctx) {
     ctx.await_queued(&one, &name, 1).await;
     writer.process().kill9();
     let killed = Instant::now();
-    // A store learns of a waiter's death only from its silence.
+    // A store learns of a waiter's death only when the waiter stays silent.
     let bound = 3 * ctx.claim_window() + SLACK;
     let beside = two.lock(&name).timeout(bound).shared().await.unwrap();
     assert!(killed.elapsed() <= bound);
@@ -229,13 +229,13 @@ async fn a_stopped_holder_believes_nothing_afterwards(ctx: Ctx) {
     let waiter = wait_for(&client, &name);
     holder.process().pause().unwrap();
     let next = got("the lock after the lease", waiter).await;
-    // Sent before it continues, so that it reads this first.
+    // This is sent before the process continues, so that the process reads it first.
     let asked = holder.ask(json!({"do": "see", "guard": held["guard"]}));
     let lost = holder.ask(json!({"do": "lost", "guard": held["guard"]}));
     holder.process().resume().unwrap();
     let seen = holder.answer("the holder answers", asked).await;
     assert_eq!(seen["valid"], false, "two believe to hold");
-    let lost = holder.answer("the holder hears of its loss", lost).await;
+    let lost = holder.answer("the holder learns of its loss", lost).await;
     assert!(!lost["reason"].as_str().unwrap().is_empty());
     // Its earlier and later requests do not affect the next holder.
     sleep(Duration::from_millis(300)).await;
@@ -277,7 +277,7 @@ async fn a_stopped_waiter_does_not_block_the_queue(ctx: Ctx) {
     sleep(Duration::from_millis(200)).await;
     assert!(next.is_valid());
     next.release().await.unwrap();
-    // It is granted the lock in the end, with a new grant.
+    // It gets the lock in the end, by a new grant.
     let held = first.answer("the first is served after all", asked).await;
     assert!(held["token"].as_u64().unwrap() > token, "{held}");
     let released = first.ask(json!({"do": "release", "guard": held["guard"]}));

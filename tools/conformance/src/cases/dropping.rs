@@ -21,7 +21,7 @@ pub(super) static CASES: &[Case] = &[
     case!(a_dropped_guard_releases),
     case!(a_with_dropped_in_its_body),
     case!(a_panic_in_a_body_releases),
-    // A hold that ends with its connection ends with the runtime that serves the connection.
+    // Where a hold ends with its connection, it ends with the runtime that serves the connection.
     case!(a_runtime_that_is_gone_holds_for_a_lease_at_most)
         .promised(|promises| promises.lease != fencelock::LeaseKind::Connection),
 ];
@@ -33,14 +33,14 @@ enum Stop {
     After(Duration),
 }
 
-/// Before, during and after each possible call to the store: by polls, and by time in steps shorter than a call.
+/// Stops before, during and after each possible call to the store: by polls, and by time in steps shorter than a call.
 fn stops() -> impl Iterator<Item = Stop> {
     let polls = (0..6).map(Stop::Polls);
     let times = (0..40).map(|step| Stop::After(Duration::from_micros(step * step * 8)));
     polls.chain(times)
 }
 
-/// Runs a future until it is stopped. Returns its output if it has ended before.
+/// Runs a future until it is stopped. Returns its output if it ends before.
 async fn stopped<T>(stop: Stop, future: impl Future<Output = T>) -> Option<T> {
     match stop {
         Stop::Polls(most) => {
@@ -75,7 +75,7 @@ async fn spin(time: Duration) {
     }
 }
 
-/// The lock is free, or becomes free without the end of a lease or a claim window.
+/// The lock is free, or becomes free before a lease or a claim window could end.
 async fn is_free(ctx: &Ctx, client: &Client, name: &str, stop: Stop) {
     let begin = Instant::now();
     let guard = soon("the lock after a dropped future", client.lock(name))
@@ -104,7 +104,8 @@ async fn a_wait_dropped_at_any_moment(ctx: Ctx) {
         let guard = take(&one, &name).await;
         let before = stopped(stop, two.lock(&name).into_future()).await;
         assert!(before.is_none(), "{stop:?}: {before:?}");
-        // While the waiter may be leaving the queue: the lock is handed over to a waiter that is gone.
+        // The release may come while the waiter is leaving the queue: the store hands the lock over to a waiter that
+        // has gone.
         guard.release().await.unwrap();
         is_free(&ctx, &three, &name, stop).await;
     }
@@ -116,7 +117,7 @@ async fn a_wait_dropped_at_any_moment(ctx: Ctx) {
         let released = tokio::spawn(guard.release());
         stopped(stop, std::future::pending::<()>()).await;
         waiter.abort();
-        // Ended by then. A guard that it got is dropped here.
+        // Ended by now. If the waiter got a guard, it is dropped here.
         drop(waiter.await);
         soon("the release", released).await.unwrap().unwrap();
         is_free(&ctx, &three, &name, stop).await;
@@ -204,7 +205,7 @@ async fn a_panic_in_a_body_releases(ctx: Ctx) {
         let name = name.clone();
         tokio::spawn(async move {
             one.with(&name, |_held| async {
-                // Without the message of a panic.
+                // Without the message that a panic prints.
                 std::panic::resume_unwind(Box::new("out of the body"));
             })
             .await
@@ -247,7 +248,7 @@ async fn a_runtime_that_is_gone_holds_for_a_lease_at_most(ctx: Ctx) {
         .await
         .unwrap();
     assert!(!guard.is_valid(), "two believe to hold");
-    // Neither blocks nor panics without its runtime.
+    // Without its runtime it neither blocks nor panics.
     drop(guard);
     assert!(next.is_valid());
     next.release().await.unwrap();

@@ -27,7 +27,7 @@ fn delays(promises: &Promises) -> bool {
     promises.lock_delay
 }
 
-/// With a long ttl: not the end of the lease frees the lock.
+/// The ttl is long, so that the end of the lease does not free the lock.
 async fn the_longest_hold_ends_in_time(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
     let most = Duration::from_millis(400);
@@ -61,7 +61,7 @@ async fn an_unhealthy_holder_loses_the_lock(ctx: Ctx) {
     let waiter = wait_for(&two, &name);
     let why = soon("the loss", guard.lost()).await;
     assert_eq!(why, LossReason::Unhealthy);
-    // Its process runs, its connection is open, and its guard was not dropped.
+    // The process runs, its connection is open, and the guard was not dropped.
     let next = got("the next has it", waiter).await;
     assert!(!guard.is_valid());
     assert!(other.is_valid(), "other holds of the process go on");
@@ -90,7 +90,7 @@ async fn an_unhealthy_holder_leaves_its_lock_delay(ctx: Ctx) {
 async fn at_least_keeps_a_lock_after_its_release(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
     let at_least = ctx.ttl(1500);
-    // Longer and shorter than the ttl; by a client that stays, and by one that does not.
+    // Times longer and shorter than the ttl, by a client that stays and by one that does not.
     for (ttl, stays) in [(ctx.ttl(10_000), true), (ctx.ttl(300), false)] {
         let begin = Instant::now();
         let client = ctx.client().await;

@@ -65,7 +65,7 @@ async fn tasks_and_clients_exclude_each_other(ctx: Ctx) {
                     assert_eq!(
                         inside.fetch_add(1, Ordering::SeqCst),
                         0,
-                        "somebody else is in"
+                        "another task holds the lock"
                     );
                     tokio::task::yield_now().await;
                     inside.fetch_sub(1, Ordering::SeqCst);
@@ -114,7 +114,7 @@ fn begin_rounds(
         .collect()
 }
 
-/// When each of them believed that it held the lock.
+/// The times in which each process believed that it held the lock.
 async fn end_rounds(remotes: &mut [Remote], asked: Vec<u64>) -> Vec<Stay> {
     let mut stays = Vec::new();
     for (who, (remote, asked)) in remotes.iter_mut().zip(asked).enumerate() {
@@ -154,7 +154,8 @@ async fn eight_processes_exclude_each_other(ctx: Ctx) {
     ctx.await_nothing_left().await;
 }
 
-/// While connections are cut, bytes are delayed and held, and the server hangs past the lease, is killed and restarted.
+/// Meanwhile connections are cut, bytes are delayed and held, and the server hangs past the lease, is killed and
+/// restarted.
 async fn processes_exclude_each_other_through_faults(ctx: Ctx) {
     const ROUNDS: usize = 60;
     let mut remotes = Vec::new();

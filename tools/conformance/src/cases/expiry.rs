@@ -54,7 +54,7 @@ async fn a_late_release_spares_the_next(ctx: Ctx) {
         let next = got("the next has it", wait_for(&two, &name)).await;
         if dropped {
             drop(late);
-            // The drop releases in the background; a release of a later hold of this client comes after it.
+            // The drop releases in the background, so a later release of this client comes after it.
             let other = take(&one, &format!("{name}/other")).await;
             other.release().await.unwrap();
         } else {
@@ -102,9 +102,9 @@ async fn a_lock_delay_follows_a_loss(ctx: Ctx) {
         soon("its end", guard.lost()).await;
         assert!(
             begin.elapsed() <= ttl + delay,
-            "too slow a machine to tell anything"
+            "the machine is too slow for this case"
         );
-        // The holder vanishes.
+        // The holder disappears.
         std::mem::forget(guard);
         let waiter = waiter.unwrap_or_else(|| wait_for(&two, &name));
         let next = got("the lock after the lock-delay", waiter).await;
@@ -133,7 +133,7 @@ async fn a_release_needs_no_lock_delay(ctx: Ctx) {
             .await
             .unwrap();
     }
-    // Handed over with a lock-delay of its own.
+    // The lock is handed over, with a lock-delay of its own.
     let guard = take(&one, &name).await;
     let waiter = {
         let (two, name) = (two.clone(), name.clone());
@@ -163,7 +163,7 @@ async fn a_late_release_leaves_the_lock_delay(ctx: Ctx) {
     let lost = Instant::now();
     assert_eq!(guard.release().await.unwrap(), Release::AlreadyExpired);
     let next = got("the lock after the lock-delay", waiter).await;
-    // The delay counts from the loss, or continues as without the release.
+    // The delay counts from the loss, or goes on as if there were no release.
     let (since_begin, since_loss) = (begin.elapsed(), lost.elapsed());
     assert!(
         since_begin >= ttl + delay || since_loss >= delay,

@@ -33,7 +33,7 @@ pub(super) static CASES: &[Case] = &[
 /// The ttl of a hold that must outlive a restart, which takes time on a busy machine.
 const BEYOND_A_RESTART: Duration = Duration::from_secs(12);
 
-/// A hold after its first renewal. Before that, the store may keep it only for a claim window.
+/// A hold after its first renewal. Before that renewal, the store may keep it for a claim window only.
 async fn has_its_lease(client: &Client, name: &str, ttl: Duration) -> Guard {
     let guard = soon("the lock", client.lock(name).ttl(ttl)).await;
     let guard = guard.unwrap();
@@ -65,7 +65,7 @@ async fn a_cut_holder_knows_before_the_next_is_granted(ctx: Ctx) {
             .await
             .unwrap();
         let waiter = wait_for(&near, &name);
-        // After a successful renewal, so that renewals are cut.
+        // After a successful renewal, so that the cut also stops renewals.
         soon("a renewal", guard.prolonged()).await;
         proxy.both(flow);
         let next = got("the lock after the lease", waiter).await;
@@ -74,8 +74,8 @@ async fn a_cut_holder_knows_before_the_next_is_granted(ctx: Ctx) {
             !guard.is_valid() && guard.valid_until() < granted,
             "two believe to hold"
         );
-        soon("the holder hears of it", guard.lost()).await;
-        // The held bytes arrive now, and must not affect the next holder.
+        soon("the holder learns of it", guard.lost()).await;
+        // The held bytes arrive now. They must not affect the next holder.
         proxy.both(Flow::Pass);
         if flow == Flow::Lose {
             proxy.reset();
@@ -115,7 +115,7 @@ async fn a_hung_server_ends_validity_in_time(ctx: Ctx) {
     ctx.await_nothing_left().await;
 }
 
-/// The server renews the hold in time, but the answer arrives after the client has given up.
+/// The server renews the hold in time, but its answer arrives after the client has given up.
 async fn a_late_renewal_revives_nothing(ctx: Ctx) {
     let (far, near, name) = (ctx.proxied().await, ctx.client().await, ctx.name());
     let proxy = ctx.server().proxy();
@@ -156,7 +156,7 @@ async fn a_server_that_hangs_for_a_moment_costs_nothing(ctx: Ctx) {
     let waiter = wait_for(&two, &name);
     ctx.await_queued(&one, &name, 1).await;
     ctx.server().pause().unwrap();
-    // Longer than the timeout of a request, shorter than the lease, with a renewal inside.
+    // Longer than the timeout of a request, shorter than the lease, and with one renewal inside.
     sleep(Duration::from_millis(2500)).await;
     ctx.server().resume().unwrap();
     soon("a renewal", guard.prolonged()).await;
@@ -254,13 +254,13 @@ async fn cut_connections_cost_neither_hold_nor_place(ctx: Ctx) {
     ctx.await_nothing_left().await;
 }
 
-/// Lets a client do what precedes its first request for a lock.
+/// A client does what must come before its first request for a lock.
 async fn know_the_store(client: &Client, name: &str) {
     let guard = take(client, &format!("{name}/before")).await;
     guard.release().await.unwrap();
 }
 
-/// Requests a lock in a task of its own with a wait: some engines look before they try without a wait.
+/// Requests a lock with a wait, in a task of its own. Without a wait some engines would look at the lock first.
 fn ask(client: &Client, name: &str, ttl: Duration) -> JoinHandle<Result<Guard>> {
     let (client, name) = (client.clone(), name.to_owned());
     tokio::spawn(async move {
@@ -272,10 +272,10 @@ fn ask(client: &Client, name: &str, ttl: Duration) -> JoinHandle<Result<Guard>> 
 /// The server grants the lock, and the answer is lost.
 async fn a_grant_whose_answer_is_lost_is_undone(ctx: Ctx) {
     let (far, near) = (ctx.proxied().await, ctx.client().await);
-    // In one slot of a cluster.
+    // The names are in one slot of a cluster.
     let name = format!("{{{}}}", ctx.name());
     let proxy = ctx.server().proxy();
-    // It is connected before, since there is one second in which to see the grant.
+    // The client connects first, because only one second is left in which it can see the grant.
     near.look(&name).await.unwrap();
     for (round, flow) in [Flow::Hold, Flow::Lose].into_iter().enumerate() {
         know_the_store(&far, &name).await;
@@ -308,7 +308,7 @@ async fn a_grant_whose_answer_is_lost_is_undone(ctx: Ctx) {
 
 async fn a_release_whose_answer_is_lost_is_done(ctx: Ctx) {
     let (far, near, name) = (ctx.proxied().await, ctx.client().await, ctx.name());
-    // Once before, so that the script or prepared statement of a release is at the server.
+    // A first hold, so that the server knows the script or prepared statement of a release.
     let guard = take(&far, &name).await;
     let waiter = wait_for(&near, &name);
     ctx.await_queued(&near, &name, 1).await;
@@ -328,7 +328,7 @@ async fn a_release_whose_answer_is_lost_is_done(ctx: Ctx) {
     assert!(matches!(error, Err(Error::Unavailable { .. })), "{error:?}");
     ctx.server().proxy().answers(Flow::Pass);
     ctx.server().proxy().reset();
-    // The release is repeated until it is confirmed, and never affects the next holder.
+    // The client repeats the release until it is confirmed. The release never affects the next holder.
     take(&far, &format!("{name}/other"))
         .await
         .release()
@@ -343,7 +343,7 @@ async fn a_release_whose_answer_is_lost_is_done(ctx: Ctx) {
 /// The network holds a request back, and delivers it long after its sender has given up.
 async fn requests_that_come_late_hold_nothing(ctx: Ctx) {
     let (far, near) = (ctx.proxied().await, ctx.client().await);
-    // In one slot of a cluster.
+    // The names are in one slot of a cluster.
     let name = format!("{{{}}}", ctx.name());
     let proxy = ctx.server().proxy();
     know_the_store(&far, &name).await;

@@ -1,4 +1,4 @@
-//! A claim with a floor gets a token above it, and so does everybody after it whose tokens come from the same counter.
+//! A claim with a floor gets a token above the floor. So do all later claims whose tokens come from the same counter.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,8 +12,8 @@ use crate::ctx::{Ctx, soon, until};
 
 pub(super) const CASES: &[Case] = &[
     case!(a_token_is_above_the_floor).promised(|promises| promises.floor > Floor::Refused),
-    case!(a_floor_is_for_all_who_come_later).promised(|promises| promises.floor == Floor::Store),
-    case!(a_floor_is_for_waiters_and_spares_who_holds)
+    case!(a_floor_applies_to_all_later_claims).promised(|promises| promises.floor == Floor::Store),
+    case!(a_floor_applies_to_waiters_and_not_to_the_holder)
         .promised(|promises| promises.floor > Floor::Refused),
     case!(a_floor_outlives_the_server)
         .promised(|promises| {
@@ -24,7 +24,7 @@ pub(super) const CASES: &[Case] = &[
         .promised(|promises| promises.floor == Floor::Refused),
 ];
 
-/// Further than tokens get by themselves while a case runs, also where they follow the time in microseconds: an hour.
+/// Tokens do not rise that far by themselves in a case, even where they follow the time in microseconds: an hour.
 const FAR: u64 = 3_600_000_000;
 
 fn claim(ctx: &Ctx, name: &str) -> Claim {
@@ -48,7 +48,7 @@ async fn release(engine: &Arc<dyn Engine>, claim: &Claim) {
     withdrawn.unwrap();
 }
 
-/// The token of a free lock, which is released again.
+/// The token of a free lock, which is then released again.
 async fn pass(engine: &Arc<dyn Engine>, claim: &Claim) -> Token {
     let token = token(engine, claim).await;
     release(engine, claim).await;
@@ -66,13 +66,13 @@ async fn a_token_is_above_the_floor(ctx: Ctx) {
         assert!(first > floor, "{first} for a floor of {floor}");
         assert_eq!(token(engine, &above).await, first, "placed again");
         release(engine, &above).await;
-        // Others have seen no floor: one that was there, and one that comes.
+        // Other clients have seen no floor: one that is already connected, and a new one.
         let next = pass(&two, &claim(&ctx, &ctx.name())).await;
         assert!(next > first, "{next} after {first}");
         last = pass(&ctx.engine().await, &claim(&ctx, &ctx.name())).await;
         assert!(last > next, "{last} after {next}");
     }
-    // A floor that is long below raises nothing, and lowers nothing.
+    // A floor far below the counter neither raises nor lowers it.
     let low = pass(&one, &claim(&ctx, &ctx.name()).floor(Token(1))).await;
     assert!(
         low > last && low.get() < last.get() + FAR,
@@ -85,12 +85,12 @@ async fn a_token_is_above_the_floor(ctx: Ctx) {
     assert!(next > low && next.get() < low.get() + FAR, "{next}");
 }
 
-async fn a_floor_is_for_all_who_come_later(ctx: Ctx) {
+async fn a_floor_applies_to_all_later_claims(ctx: Ctx) {
     let (one, two) = (ctx.engine().await, ctx.engine().await);
     let mut last = pass(&two, &claim(&ctx, "first")).await;
     for round in 0..4 {
         let floor = Token(last.get() + FAR);
-        // While the floor is raised, others take other locks.
+        // While the floor is raised, other claims take other locks.
         let busy = (0..4).map(|number| {
             let (ctx, two) = (&ctx, &two);
             async move {
@@ -121,16 +121,16 @@ async fn a_floor_is_for_all_who_come_later(ctx: Ctx) {
     ctx.await_nothing_left().await;
 }
 
-async fn a_floor_is_for_waiters_and_spares_who_holds(ctx: Ctx) {
+async fn a_floor_applies_to_waiters_and_not_to_the_holder(ctx: Ctx) {
     let (one, two) = (ctx.engine().await, ctx.engine().await);
-    // A store that does not know the token yet would draw another one.
+    // With `record`, since a store that does not know the token yet would draw another one.
     let holder = claim(&ctx, &ctx.name()).record(true);
     let held = token(&one, &holder).await;
     let floor = Token(held.get() + FAR);
     let waiter = claim(&ctx, &ctx.name()).floor(floor).wait(true);
     let placed = soon("joining the queue", two.place(&waiter)).await.unwrap();
     assert!(matches!(placed, Standing::Waiting(_)), "{placed:?}");
-    // The holder keeps its token, whatever floor it has by now.
+    // The holder keeps its token, whatever floor its claim has now.
     let again = holder.clone().floor(floor);
     assert_eq!(token(&one, &again).await, held);
     release(&one, &holder).await;

@@ -1,4 +1,4 @@
-//! A claim is its id: another process may continue it, and late requests of the first process do not harm it.
+//! The id identifies a claim: another process may continue it, and late requests of the first process do not harm it.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -17,9 +17,9 @@ pub(super) static CASES: &[Case] = &[
     case!(another_client_goes_on_with_a_claim).promised(|promises| promises.portable),
     case!(a_claim_that_one_process_forgets_goes_on_in_another)
         .promised(|promises| promises.portable),
-    case!(the_process_that_asked_last_hears_of_the_turn)
+    case!(the_process_that_asked_last_is_notified_of_the_turn)
         .promised(|promises| promises.portable && promises.wake == Wake::Push),
-    // A claim of Redlock belongs to one client, but its own requests may be late, too.
+    // A claim of Redlock belongs to one client, but that client's own requests may be late, too.
     case!(a_late_place_does_not_shorten)
         .promised(|promises| promises.portable || promises.engine == "redlock"),
     case!(a_late_renewal_does_not_shorten),
@@ -29,7 +29,7 @@ pub(super) static CASES: &[Case] = &[
         .promised(|promises| promises.portable && promises.wake == Wake::Push),
 ];
 
-/// Shorter than [`LONG`] by far, and longer than a case takes on a busy machine.
+/// Much shorter than [`LONG`], and longer than a case takes on a busy machine.
 const SHORT: Duration = Duration::from_secs(10);
 
 /// A lease that was renewed.
@@ -73,7 +73,7 @@ async fn held(engine: &dyn Engine, claim: &Claim) -> Grant {
     }
 }
 
-/// The same, for its whole ttl: a first grant may last for a claim window only.
+/// As [`held`], for its whole ttl: a first grant may last for a claim window only.
 async fn held_for_long(engine: &dyn Engine, claim: &Claim) {
     let grant = held(engine, claim).await;
     is_kept(engine, claim, claim.ttl, grant.tokens.first).await;
@@ -87,7 +87,7 @@ async fn waits(engine: &dyn Engine, claim: &Claim) -> Place {
     }
 }
 
-/// Waits until the claim holds. A pushed grant is not confirmed by another place.
+/// Waits until the claim holds. Does not confirm a pushed grant by another place.
 async fn granted(engine: &dyn Engine, claim: &Claim, mut place: Place) -> Grant {
     let wait = async {
         loop {
@@ -108,7 +108,7 @@ async fn granted(engine: &dyn Engine, claim: &Claim, mut place: Place) -> Grant 
     soon("the grant of a queued claim", wait).await
 }
 
-/// Holds, at once or after a wait.
+/// Holds the lock, at once or after a wait.
 async fn taken(engine: &dyn Engine, claim: &Claim) -> Grant {
     match soon("an answer to a claim", engine.place(claim)).await {
         Ok(Standing::Held(grant)) => grant,
@@ -178,7 +178,7 @@ async fn another_client_goes_on_with_a_claim(ctx: Ctx) {
         is_kept(&*two, &claim, SHORT, token).await;
         assert_eq!(held(&*first, &claim).await.tokens, grant.tokens, "{mode:?}");
         is_kept(&*first, &claim, SHORT, token).await;
-        // The claim outlives the process.
+        // The claim outlives the process that placed it.
         soon("the first one's end", first.close()).await.unwrap();
         drop(first);
         is_kept(&*two, &claim, SHORT, token).await;
@@ -190,8 +190,8 @@ async fn another_client_goes_on_with_a_claim(ctx: Ctx) {
     ctx.await_nothing_left().await;
 }
 
-/// One process forgets two waiting claims. Another goes on with the first, which keeps its place; nobody asks for the second
-/// again, and it is over in the end.
+/// One process forgets two waiting claims. Another process continues the first claim, which keeps its place. No process
+/// continues the second claim, so it ends by itself.
 async fn a_claim_that_one_process_forgets_goes_on_in_another(ctx: Ctx) {
     let (one, two, three) = (ctx.engine().await, ctx.engine().await, ctx.engine().await);
     for mode in modes(ctx.promises()) {
@@ -206,9 +206,9 @@ async fn a_claim_that_one_process_forgets_goes_on_in_another(ctx: Ctx) {
         for claim in [&left, &moved] {
             let place = waits(&*two, claim).await;
             two.forget(&claim.id);
-            // Processes that share their memory have nothing to forget.
+            // Processes that share their memory forget nothing.
             if ctx.promises().engine != "memory" {
-                let told = soon("nothing is known here", two.wait(claim, &place)).await;
+                let told = soon("the claim is unknown here", two.wait(claim, &place)).await;
                 assert!(told.unwrap().is_none(), "{mode:?}");
             }
         }
@@ -223,7 +223,7 @@ async fn a_claim_that_one_process_forgets_goes_on_in_another(ctx: Ctx) {
         let grant = granted(&*three, &moved, place).await;
         is_kept(&*three, &moved, SHORT, grant.tokens.first).await;
         release(&*three, &moved).await;
-        // The last one waits until nothing of the forgotten claim is left.
+        // The last claim waits until nothing is left of the forgotten one.
         for claim in [after, claim(&ctx, &name, against(mode), true)] {
             taken(&*one, &claim).await;
             release(&*one, &claim).await;
@@ -232,10 +232,11 @@ async fn a_claim_that_one_process_forgets_goes_on_in_another(ctx: Ctx) {
     ctx.await_nothing_left().await;
 }
 
-/// A claim waits through one process and then through another. The turn is told to the second one: without that, a waiter
-/// would learn of it when its process looks by itself, which takes a second and more. A busy machine may be slow once, but not
-/// each time. In the first turn a process may still open what it hears by.
-async fn the_process_that_asked_last_hears_of_the_turn(ctx: Ctx) {
+/// A claim waits through one process and then through another. The store notifies the second process of the turn.
+/// Without that, the waiter would learn of it only when its process looks by itself, which takes a second and more. A
+/// busy machine may be slow once, but not each time. The first turn does not count: a process may still be opening its
+/// listener.
+async fn the_process_that_asked_last_is_notified_of_the_turn(ctx: Ctx) {
     let (one, two, three) = (ctx.engine().await, ctx.engine().await, ctx.engine().await);
     for mode in modes(ctx.promises()) {
         let mut fastest = Duration::MAX;
@@ -283,7 +284,7 @@ async fn a_late_place_does_not_shorten(ctx: Ctx) {
         let longer = claim.clone().ttl(LONG);
         assert_eq!(held(&*late, &longer).await.tokens, grant.tokens, "{mode:?}");
         let (_, left) = kept(&*one, &claim.name, claim.id).await.unwrap();
-        // Through the service a place prolongs by a claim window only: what comes late leaves no more.
+        // Through the service a place prolongs by a claim window only, so that late requests leave no more.
         let through_service = ctx.promises().engine == "http";
         assert!(
             left > LONG / 2 || through_service,
@@ -294,7 +295,7 @@ async fn a_late_place_does_not_shorten(ctx: Ctx) {
     ctx.await_nothing_left().await;
 }
 
-/// A renewal arrives after one for a longer time, as a copy of an earlier one may. Only one that says so shortens.
+/// A copy of an earlier renewal arrives after a longer renewal. Only a renewal that says so may shorten.
 async fn a_late_renewal_does_not_shorten(ctx: Ctx) {
     let one = ctx.engine().await;
     if ctx.promises().lease != LeaseKind::Lease {
@@ -303,7 +304,7 @@ async fn a_late_renewal_does_not_shorten(ctx: Ctx) {
     for mode in modes(ctx.promises()) {
         let claim = claim(&ctx, &ctx.name(), mode, true);
         let token = held(&*one, &claim).await.tokens.first;
-        // The first of them also writes the token.
+        // The first renewal also writes the token.
         for ttl in [LONG, SHORT, SHORT] {
             is_kept(&*one, &claim, ttl, token).await;
             let (stored, left) = kept(&*one, &claim.name, claim.id).await.unwrap();
@@ -319,7 +320,7 @@ async fn a_late_renewal_does_not_shorten(ctx: Ctx) {
     ctx.await_nothing_left().await;
 }
 
-/// The same where the lease is that of a session or a connection, whose end shows.
+/// The same on stores where the lease is a session or a connection. The case sees when that ends.
 async fn a_late_renewal_ends_nothing(ctx: Ctx, one: &dyn Engine) {
     let claim = claim(&ctx, &ctx.name(), Mode::Exclusive, true);
     let token = held(one, &claim).await.tokens.first;
@@ -336,7 +337,7 @@ async fn a_late_renewal_ends_nothing(ctx: Ctx, one: &dyn Engine) {
     ctx.await_nothing_left().await;
 }
 
-/// A late place that arrives after the release grants the claim again.
+/// A late place arrives after the release, and grants the claim again.
 async fn a_renewal_with_an_old_token_is_lost(ctx: Ctx) {
     let (one, two) = (ctx.engine().await, ctx.engine().await);
     for mode in modes(ctx.promises()) {
@@ -353,7 +354,7 @@ async fn a_renewal_with_an_old_token_is_lost(ctx: Ctx) {
             assert_eq!(stored, new.first, "{mode:?}");
             assert!(left <= LONG / 2, "{mode:?}: prolonged to {left:?}");
         }
-        // Each token of the grant counts.
+        // Each token of the grant is valid for a renewal.
         let last = Token(after.get() - 1);
         is_kept(&*two, &claim, SHORT, last).await;
         let (stored, _) = kept(&*two, &claim.name, claim.id).await.unwrap();
@@ -363,8 +364,8 @@ async fn a_renewal_with_an_old_token_is_lost(ctx: Ctx) {
     ctx.await_nothing_left().await;
 }
 
-/// The store notifies a process of a grant to a claim that the process has given up. Its release is delayed in the network
-/// until the claim has a later grant through another process.
+/// The store notifies a process of a grant to a claim that the process has given up. The network delays that process's
+/// release until the claim has a later grant through another process.
 async fn a_late_give_back_spares_the_next_grant(ctx: Ctx) {
     let (far, near, name) = (ctx.proxied_engine().await, ctx.engine().await, ctx.name());
     let proxy = ctx.server().proxy();
@@ -373,7 +374,7 @@ async fn a_late_give_back_spares_the_next_grant(ctx: Ctx) {
         held_for_long(&*near, &before).await;
         let moved = claim(&ctx, &name, mode, true);
         waits(&*far, &moved).await;
-        // Another wait, so that the remote process continues to listen.
+        // A second wait, so that the remote process continues to listen.
         let other = format!("{name}/other");
         let (holding, waiting) = (
             claim(&ctx, &other, mode, false),
@@ -382,7 +383,7 @@ async fn a_late_give_back_spares_the_next_grant(ctx: Ctx) {
         let holding = holding.mode(against(mode));
         held_for_long(&*near, &holding).await;
         waits(&*far, &waiting).await;
-        // Its withdrawal never arrives: the claim is still queued, and the remote process has forgotten it.
+        // The withdrawal never arrives: the claim is still queued, and the remote process has forgotten it.
         proxy.requests(Flow::Lose);
         let left = soon("a withdrawal", far.withdraw(&moved, Leave::Release)).await;
         assert!(!matches!(left, Ok(Withdrawn::LeftQueue)), "{left:?}");
@@ -392,7 +393,7 @@ async fn a_late_give_back_spares_the_next_grant(ctx: Ctx) {
             matches!(far.place(&waiting).await, Ok(Standing::Waiting(_)))
         })
         .await;
-        // It is notified of a grant, and releases it.
+        // The remote process is notified of a grant, and releases it.
         proxy.requests(Flow::Hold);
         let sent = proxy.request_bytes();
         release(&*near, &before).await;
@@ -400,7 +401,7 @@ async fn a_late_give_back_spares_the_next_grant(ctx: Ctx) {
         while proxy.request_bytes() == sent && begun.elapsed() < ctx.at_once() / 2 {
             sleep(Duration::from_millis(5)).await;
         }
-        // The claim window ends that grant, and another claim holds the lock.
+        // That grant ends with its claim window, and another claim holds the lock.
         let between = claim(&ctx, &name, against(mode), true);
         taken(&*near, &between).await;
         let place = waits(&*near, &moved).await;

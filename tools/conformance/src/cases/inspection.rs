@@ -9,8 +9,8 @@ use crate::case::{Case, case};
 use crate::ctx::{Ctx, got, not_for, soon, take, until, wait_for};
 
 pub(super) static CASES: &[Case] = &[
-    case!(a_look_tells_who_holds_and_who_waits),
-    case!(a_list_tells_what_is_held),
+    case!(a_look_shows_holders_and_waiters),
+    case!(a_list_shows_held_locks),
     case!(a_watch_sees_the_next_holder),
     case!(check_is_exact),
     case!(check_is_exact_beside_others).promised(|promises| promises.shared),
@@ -20,7 +20,7 @@ pub(super) static CASES: &[Case] = &[
     case!(one_of_several_holders_is_meant).promised(|promises| promises.shared),
 ];
 
-async fn a_look_tells_who_holds_and_who_waits(ctx: Ctx) {
+async fn a_look_shows_holders_and_waiters(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
     let free = one.look(&name).await.unwrap();
     assert!(free.holders.is_empty() && free.waiters.is_empty());
@@ -34,7 +34,7 @@ async fn a_look_tells_who_holds_and_who_waits(ctx: Ctx) {
         .await
         .unwrap();
     if ctx.promises().engine == "http" {
-        // The first grant lasts for a claim window; a renewal brings the rest.
+        // The first grant lasts for a claim window; a renewal prolongs it to the ttl.
         guard.refresh(ttl).await.unwrap();
     }
     let waiter = wait_for(&two, &name);
@@ -61,11 +61,11 @@ async fn a_look_tells_who_holds_and_who_waits(ctx: Ctx) {
     assert!(two.look(&name).await.unwrap().holders.is_empty());
 }
 
-async fn a_list_tells_what_is_held(ctx: Ctx) {
+async fn a_list_shows_held_locks(ctx: Ctx) {
     const TASKS: usize = 16;
     let (one, two) = (ctx.client().await, ctx.client().await);
     let mut guards = Vec::new();
-    // Names with the characters of patterns, too.
+    // Also names with the characters of patterns.
     let names = ["a/1", "a/2", "a*", "a?", "a[12]", "b/1", "a%", "a_", "A/1"];
     for name in names {
         guards.push(one.lock(name).recorded().await.unwrap());
@@ -89,7 +89,7 @@ async fn a_list_tells_what_is_held(ctx: Ctx) {
     assert_eq!(listed("").await, [""; 0]);
     // Several pages, if the engine lists in pages.
     let mut guards = Vec::new();
-    // Not with one connection per lock.
+    // Not on stores with one connection per lock.
     let many = match ctx.promises().lease {
         LeaseKind::Connection => 25,
         _ => 2500,
@@ -148,7 +148,7 @@ async fn check_is_exact(ctx: Ctx) {
         (sequencer.token, sequencer.claim),
         (guard.token(), guard.claim_id())
     );
-    // As a resource returns it.
+    // In the form in which a resource returns it.
     let sequencer: Sequencer = sequencer.to_string().parse().unwrap();
     assert!(two.check(&sequencer).await.unwrap());
     let token = |by: i64| Token(sequencer.token.get().wrapping_add_signed(by));
@@ -233,7 +233,7 @@ async fn eviction_is_fenced_by_the_token(ctx: Ctx) {
 async fn an_eviction_serves_the_next(ctx: Ctx) {
     let (one, two, three) = (ctx.client().await, ctx.client().await, ctx.client().await);
     let name = ctx.name();
-    // A holder that the store cannot notify learns it within the ttl.
+    // A holder that the store cannot notify learns of a loss within the ttl.
     let guard = one
         .lock(&name)
         .ttl(Duration::from_secs(3))
@@ -249,10 +249,10 @@ async fn an_eviction_serves_the_next(ctx: Ctx) {
             .unwrap()
     );
     let next = got("the next in the queue has it", waiter).await;
-    let why = soon("the evicted one hears of it", guard.lost()).await;
+    let why = soon("the evicted holder learns of it", guard.lost()).await;
     let told = match one.promises().lease {
         LeaseKind::Connection => &[LossReason::ConnectionEnded][..],
-        // A holder that the store cannot notify finds out by its renewal.
+        // A holder that the store cannot notify learns of it from its renewal.
         _ => &[LossReason::TakenAway, LossReason::StoreForgot],
     };
     assert!(told.contains(&why), "{why:?}");
@@ -292,7 +292,7 @@ async fn a_holder_is_asked_to_let_go(ctx: Ctx) {
 async fn one_of_several_holders_is_meant(ctx: Ctx) {
     let (one, two, three) = (ctx.client().await, ctx.client().await, ctx.client().await);
     let name = ctx.name();
-    // A holder that the store cannot notify learns it within the ttl.
+    // A holder that the store cannot notify learns of a loss within the ttl.
     let request = |client: &fencelock::Client| {
         let request = client.lock(&name).shared().recorded();
         request.ttl(Duration::from_secs(3)).into_future()
@@ -303,7 +303,7 @@ async fn one_of_several_holders_is_meant(ctx: Ctx) {
     soon("the one is asked", first.asked_to_release()).await;
     assert!(first.is_valid() && !second.is_asked_to_release());
     assert!(three.evict(&name, token, Evict::Release).await.unwrap());
-    soon("the one hears of it", first.lost()).await;
+    soon("that holder learns of it", first.lost()).await;
     assert!(!three.evict(&name, token, Evict::Release).await.unwrap());
     let view = three.look(&name).await.unwrap();
     assert_eq!(view.holders.len(), 1, "{view:?}");

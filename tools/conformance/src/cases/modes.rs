@@ -41,7 +41,7 @@ async fn shared_beside_shared(ctx: Ctx) {
         readers.push(reader);
     }
     let client = ctx.client().await;
-    // Two readers of one process are two readers.
+    // Two readers of one process count as two.
     readers.push(client.try_lock(&name).shared().await.unwrap());
     readers.push(client.try_lock(&name).shared().await.unwrap());
     assert_eq!(client.look(&name).await.unwrap().holders.len(), 6);
@@ -96,7 +96,7 @@ async fn writers_do_not_starve(ctx: Ctx) {
     let (writer, name) = (ctx.client().await, ctx.name());
     let over = Arc::new(AtomicBool::new(false));
     let mut readers = Vec::new();
-    // Enough readers for no moment without one.
+    // Enough readers that at least one holds at any moment.
     for offset in 0..6 {
         let (client, name, over) = (ctx.client().await, name.clone(), Arc::clone(&over));
         readers.push(tokio::spawn(async move {
@@ -137,7 +137,7 @@ async fn readers_expire_one_by_one(ctx: Ctx) {
         if released {
             assert_eq!(brief.release().await.unwrap(), Release::AlreadyExpired);
         } else {
-            // Ended at the store, too.
+            // It has also ended at the store.
             std::mem::forget(brief);
             sleep(short / 4).await;
         }
@@ -158,7 +158,7 @@ async fn readers_expire_one_by_one(ctx: Ctx) {
     ctx.await_nothing_left().await;
 }
 
-/// A reader behind a writer is granted after it, and adjacent readers are granted together.
+/// A reader queued after a writer is granted after it. Adjacent readers are granted together.
 async fn readers_and_writers_are_served_in_order(ctx: Ctx) {
     let (one, name) = (ctx.client().await, ctx.name());
     let first = one.lock(&name).shared().await.unwrap();
@@ -229,7 +229,7 @@ async fn a_downgraded_hold_keeps_writers_out(ctx: Ctx) {
     let waiting = wait_for(&two, &name);
     ctx.await_queued(&one, &name, 1).await;
     let reader = soon("the downgrade", writer.downgrade()).await.unwrap();
-    // For several leases: it is renewed in its new mode.
+    // Hold it for several leases: it is renewed in its new mode.
     not_for("a loss", ttl * 3, reader.lost()).await;
     assert!(!waiting.is_finished(), "a writer beside a reader");
     assert!(reader.is_valid());

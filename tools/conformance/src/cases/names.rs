@@ -1,4 +1,4 @@
-//! Valid and invalid names, and that names leave nothing behind.
+//! Valid and invalid names. Names leave nothing at the store.
 
 use fencelock::{Error, MAX_NAME_BYTES, Sequencer};
 

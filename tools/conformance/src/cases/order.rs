@@ -62,8 +62,8 @@ async fn waiters_have_equal_shares(ctx: Ctx) {
                 if counts[who].fetch_add(1, Ordering::SeqCst) + 1 == TURNS {
                     over.store(true, Ordering::SeqCst);
                 }
-                // Long enough for the previous holder to be queued again, even on a busy machine: a process that is
-                // not queued misses its turn.
+                // Long enough for the previous holder to be queued again, even on a busy machine. A process that is not
+                // queued misses its turn.
                 sleep(Duration::from_millis(4)).await;
                 guard.release().await.unwrap();
             }

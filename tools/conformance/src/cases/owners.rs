@@ -1,4 +1,4 @@
-//! Joining a hold of the same owner: explicitly, and in no other way.
+//! Joining a hold of the same owner. A client joins only if it says so.
 
 use std::time::Duration;
 
@@ -15,11 +15,11 @@ pub(super) static CASES: &[Case] = &[
     case!(the_outermost_leave_releases),
     case!(exclusive_inside_shared_is_refused).promised(shared),
     case!(a_child_process_joins).processes(),
-    // A hold that is bound to a connection ends before a child of its owner can know.
+    // A hold that is bound to a connection ends before a child process of its owner can know.
     case!(a_child_is_lost_with_its_owner)
         .processes()
         .promised(|promises| promises.lease != fencelock::LeaseKind::Connection),
-    case!(a_child_is_told_soon_of_a_release),
+    case!(a_child_soon_learns_of_a_release),
     case!(an_owner_of_the_past_joins_nothing).processes(),
 ];
 
@@ -35,7 +35,7 @@ async fn an_owner_enters_again(ctx: Ctx) {
         .await
         .unwrap();
     assert_eq!(inner.token(), outer.token());
-    // Without the owner, or with another one, the same task does not join.
+    // Without the owner, or with another owner, the same task does not join.
     let held = client.try_lock(&name).await;
     assert!(matches!(held, Err(Error::Held { .. })), "{held:?}");
     let held = client.try_lock(&name).owner(&client.owner()).await;
@@ -53,7 +53,7 @@ async fn the_outermost_leave_releases(ctx: Ctx) {
     for _ in 0..3 {
         guards.push(client.lock(&name).owner(&owner).await.unwrap());
     }
-    // In the order of their requests, which must not matter.
+    // They leave in the order of their requests. The order must not matter.
     for guard in guards.drain(..2) {
         assert_eq!(guard.release().await.unwrap(), Release::Released);
         let held = other.try_lock(&name).await;
@@ -97,7 +97,7 @@ async fn a_child_process_joins(ctx: Ctx) {
     let joined = child.take(wanted).await;
     assert_eq!(joined["joined"], true, "{joined}");
     assert_eq!(joined["token"], outer.token().get());
-    // Neither its release nor its kill ends the owner's hold.
+    // Neither the release nor the kill of the child ends the owner's hold.
     let released = child.ask(json!({"do": "release", "guard": joined["guard"]}));
     child.answer("the child leaves", released).await;
     assert_eq!(
@@ -115,7 +115,7 @@ async fn a_child_process_joins(ctx: Ctx) {
     ctx.await_nothing_left().await;
 }
 
-/// A joined hold is renewed by its owner alone, and the child does not believe in it for longer than the store keeps it.
+/// Only the owner renews a joined hold. The child does not believe in it for longer than the store keeps it.
 async fn a_child_is_lost_with_its_owner(ctx: Ctx) {
     let (client, name) = (ctx.client().await, ctx.name());
     let ttl = ctx.ttl(600);
@@ -126,7 +126,7 @@ async fn a_child_is_lost_with_its_owner(ctx: Ctx) {
         .await
         .unwrap();
     assert!(child.joined());
-    // The owner's renewals extend it beyond a ttl.
+    // The owner's renewals keep it for longer than one ttl.
     tokio::time::sleep(ttl * 2).await;
     assert!(child.is_valid());
     parent.process().kill9();
@@ -135,7 +135,7 @@ async fn a_child_is_lost_with_its_owner(ctx: Ctx) {
     let next = soon("the lock is free", other.lock(&name)).await.unwrap();
     assert!(!child.is_valid(), "two believe to hold");
     assert!(next.token() > child.token());
-    soon("the child hears of it", child.lost()).await;
+    soon("the child learns of it", child.lost()).await;
     assert!(killed.elapsed() < ttl + Duration::from_secs(5));
     drop(child);
     assert!(next.is_valid());
@@ -143,8 +143,8 @@ async fn a_child_is_lost_with_its_owner(ctx: Ctx) {
     assert_eq!(view.holders.len(), 1);
 }
 
-/// Long before its own renewal.
-async fn a_child_is_told_soon_of_a_release(ctx: Ctx) {
+/// The child learns of the release long before its own renewal.
+async fn a_child_soon_learns_of_a_release(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
     let owner = one.owner();
     let request = one.lock(&name).owner(&owner);
@@ -156,7 +156,7 @@ async fn a_child_is_told_soon_of_a_release(ctx: Ctx) {
     assert!(child.is_valid(), "lost while the outer one holds");
     outer.release().await.unwrap();
     let released = Instant::now();
-    soon("the child hears of it", child.lost()).await;
+    soon("the child learns of it", child.lost()).await;
     let after = released.elapsed();
     assert!(after < Duration::from_secs(5), "told after {after:?}");
 }
@@ -176,7 +176,7 @@ async fn an_owner_of_the_past_joins_nothing(ctx: Ctx) {
         client.look(&name).await.unwrap().holders.is_empty()
     })
     .await;
-    // It may get the lock itself, but it has not joined a hold.
+    // The old owner may get the lock itself, but it does not join a hold.
     if let Ok(guard) = soon("an answer", other.try_lock(&name).owner(&stale)).await {
         assert!(!guard.joined());
     }

@@ -52,7 +52,7 @@ async fn tokens_increase_over_hand_off_in_process(ctx: Ctx) {
     let tokens = tokens.lock().unwrap().clone();
     assert_eq!(tokens.len(), 200);
     assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
-    // Another process continues above all of them.
+    // Another process gets a higher token than all of them.
     let next = take(&ctx.client().await, &name).await;
     assert!(next.token().get() > tokens[199]);
     drop(next);
@@ -69,7 +69,7 @@ async fn others_have_their_turn(ctx: Ctx) {
         let (crowd, name, grants) = (crowd.clone(), name.clone(), Arc::clone(&grants));
         let over = Arc::clone(&over);
         tasks.push(tokio::spawn(async move {
-            // Not ended by an abort: on a store in memory the last of them never waits, and would run on for ever.
+            // Not ended by an abort: on a store in memory the last task never waits, so an abort would not end it.
             while !over.load(Ordering::Relaxed) {
                 let guard = crowd.lock(&name).await.unwrap();
                 grants.lock().unwrap().push(false);
@@ -80,8 +80,8 @@ async fn others_have_their_turn(ctx: Ctx) {
     let mut waits = Vec::new();
     for _ in 0..10 {
         let waiter = wait_for(&single, &name);
-        // Counted from the moment when it is queued at the store behind the claim of the other process. If it was granted
-        // before that was seen, there is nothing to count.
+        // Count from the moment when the claim is queued at the store after that of the other process. If it is granted
+        // before this is seen, there is nothing to count.
         let mut standing = None;
         while !waiter.is_finished() {
             let view = crowd.look(&name).await.unwrap();
@@ -89,7 +89,7 @@ async fn others_have_their_turn(ctx: Ctx) {
                 standing = Some(grants.lock().unwrap().len());
                 break;
             }
-            // On a store in memory nothing else lets the waiter and the crowd run.
+            // On a store in memory the waiter and the crowd run only if this task yields.
             tokio::task::yield_now().await;
         }
         let guard = got("the single one has its turn", waiter).await;
@@ -101,7 +101,7 @@ async fn others_have_their_turn(ctx: Ctx) {
     for task in tasks {
         soon("every task has ended", task).await.unwrap();
     }
-    // At most the batch of the holder, that of one claim before it in the queue, and those that were counted late.
+    // At most: the batch of the holder, the batch of one claim queued before it, and grants that were counted late.
     let worst = waits.iter().max().unwrap();
     assert!(*worst <= 3 * BATCH, "{waits:?}");
     ctx.await_nothing_left().await;
@@ -117,7 +117,7 @@ async fn a_sequencer_ends_hand_off_in_process(ctx: Ctx) {
         let (client, name, before) = (client.clone(), name.clone(), Arc::clone(&before));
         tasks.push(tokio::spawn(async move {
             let guard = client.lock(&name).await.unwrap();
-            // Before this token reaches the store, which would end the other hold in any case.
+            // Check before this token reaches the store, which would end the other hold in any case.
             let over = before.lock().unwrap().take();
             if let Some(over) = over {
                 assert!(!client.check(&over).await.unwrap(), "{over} is over");
@@ -226,7 +226,7 @@ async fn close_ends_everything(ctx: Ctx) {
         assert!(matches!(ended, Err(Error::Closed)), "{ended:?}");
     }
     assert!(!held.is_valid());
-    soon("the holder hears of it", held.lost()).await;
+    soon("the holder learns of it", held.lost()).await;
     let error = one.try_lock(&name).await.unwrap_err();
     assert!(matches!(error, Error::Closed), "{error:?}");
     let next = soon("what was held is free", two.lock(&name))

@@ -1,4 +1,4 @@
-//! The store's record: a text that is changed by compare-and-set, beside the locks.
+//! The store's record: a text that is kept next to the locks and changed by compare-and-set.
 
 use std::sync::Arc;
 
@@ -15,8 +15,8 @@ pub(super) const CASES: &[Case] = &[
         .server(),
 ];
 
-/// Scopes, one of them with bytes that mean something to some store. A store with a record of the scope without a prefix
-/// belongs to a set as it is.
+/// Scopes. One of them has bytes that are special in some store. A store with a record of the empty scope belongs to a
+/// set as a whole.
 const SCOPES: [&str; 2] = ["shop:", "shop%/ä'{x}:"];
 
 async fn one_of_many_changes_the_record(ctx: Ctx) {
@@ -32,7 +32,7 @@ async fn one_of_many_changes_the_record(ctx: Ctx) {
             }
             now = changed;
         }
-        // From a version that was, and from nothing.
+        // Changes from a wrong version, and from no record.
         for from in [now.version.wrapping_add(1), 0] {
             let late = change(&engines[1], scope, from, "late").await;
             assert_eq!(late, now);
@@ -81,7 +81,7 @@ async fn a_record_outlives_the_server(ctx: Ctx) {
     engine.close().await.unwrap();
 }
 
-/// Whoever opens a store of a set by its own URL must say that this is meant.
+/// A client that opens a store of a set by the store's own URL must confirm that this is intended.
 async fn refused_by_itself(ctx: &Ctx) {
     if ctx.promises().engine == "memory" {
         return;
@@ -94,12 +94,12 @@ async fn refused_by_itself(ctx: &Ctx) {
     let meant = format!("{url}{sign}outside-set=yes");
     let engine = fencelock::open_engine(meant).await.unwrap();
     engine.close().await.unwrap();
-    // To look at it does no harm.
+    // Inspection alone does no harm.
     let client = fencelock::connect(url).inspect_only().await.unwrap();
     client.close().await.unwrap();
 }
 
-/// Each engine changes the record from this version, all at once. One wins, and all hear which.
+/// All engines change the record from this version at once. One change wins, and all see which.
 async fn race(engines: &[Arc<dyn Engine>], scope: &str, from: u64, round: u32) -> Record {
     let texts: Vec<_> = (0..engines.len() * 4)
         .map(|number| format!("{round}: '{number}'"))
@@ -110,7 +110,7 @@ async fn race(engines: &[Arc<dyn Engine>], scope: &str, from: u64, round: u32) -
     });
     let mut seen = futures_util::future::join_all(writers).await;
     seen.dedup();
-    assert_eq!(seen.len(), 1, "one wins, and all hear of it: {seen:?}");
+    assert_eq!(seen.len(), 1, "one change wins, and all see it: {seen:?}");
     let record = seen.remove(0);
     assert!(texts.contains(&record.text), "{record:?}");
     record

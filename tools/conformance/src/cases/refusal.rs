@@ -1,4 +1,4 @@
-//! What is refused, and the messages.
+//! What is refused, and with which messages.
 
 use std::time::Duration;
 
@@ -59,7 +59,7 @@ async fn promises_are_consistent(ctx: Ctx) {
     assert_eq!(
         promises,
         other.promises(),
-        "the same store promises the same to everybody"
+        "a store promises the same to all clients"
     );
     assert!(!promises.engine.is_empty() && !promises.clock.is_empty());
     assert!(promises.min_ttl <= Duration::from_secs(5) && !promises.min_ttl.is_zero());
@@ -73,7 +73,10 @@ async fn promises_are_consistent(ctx: Ctx) {
             "{limit:?}"
         );
     }
-    assert!(client.warnings().is_empty(), "nobody asked for correctness");
+    assert!(
+        client.warnings().is_empty(),
+        "no client asked for correctness"
+    );
     let url = ctx.store().url();
     let strict = fencelock::connect(&url)
         .purpose(Purpose::Correctness)
@@ -114,7 +117,7 @@ async fn a_ttl_out_of_range_is_refused(ctx: Ctx) {
     }
     assert!(guard.is_valid());
     drop(guard);
-    // The bounds themselves are accepted.
+    // The limits themselves are accepted.
     for ttl in [promises.min_ttl, promises.max_ttl] {
         let guard = soon("the lock", client.lock(&name).ttl(ttl)).await;
         guard
@@ -210,7 +213,7 @@ async fn a_password_is_never_printed(ctx: Ctx) {
         .await
         .unwrap_err();
     check(format!("{error} {error:?}"));
-    // Before it is awaited.
+    // Refused before it is awaited.
     check(format!("{:?}", fencelock::connect(&passwords.right_url)));
 }
 
@@ -218,7 +221,7 @@ async fn a_store_that_does_not_answer_is_an_error(ctx: Ctx) {
     let client = ctx.proxied().await;
     let server = ctx.server();
     let url = server.proxied_url();
-    // The message names the store: the Sentinels' server, or the URL with the Sentinels.
+    // The message names the store: the server that the Sentinels found, or the URL with the Sentinels.
     let (address, store) = (server.proxy().port(), StoreUrl::redacted(&url));
     let address = format!("127.0.0.1:{address}");
     let unavailable = |error: &Error| {
@@ -247,7 +250,7 @@ async fn a_store_that_does_not_answer_is_an_error(ctx: Ctx) {
                 .unwrap_err(),
         );
         unavailable(&soon("an error", client.look(&name)).await.unwrap_err());
-        // `lock` does not give up.
+        // `lock` without a timeout does not give up.
         let waiter = crate::ctx::wait_for(&client, &name);
         tokio::time::sleep(patience).await;
         assert!(!waiter.is_finished());

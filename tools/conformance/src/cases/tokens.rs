@@ -23,7 +23,7 @@ pub(super) static CASES: &[Case] = &[
         .promised(|promises| promises.lease != LeaseKind::Connection),
 ];
 
-/// In a store where sessions and data are one history, a server that has lost it is another store.
+/// Where sessions and data are one history, a server that has lost it is another store.
 fn outlives_its_memory(promises: &Promises) -> bool {
     promises.lease != LeaseKind::Session
 }
@@ -42,7 +42,7 @@ async fn tokens_increase_over_release(ctx: Ctx) {
         above(&mut last, guard.token());
         guard.release().await.unwrap();
     }
-    // A new client does not restart the tokens, even if the store is empty.
+    // A new client does not restart the tokens, even on an empty store.
     ctx.await_nothing_left().await;
     above(
         &mut last,
@@ -57,7 +57,7 @@ async fn tokens_increase_over_expiry(ctx: Ctx) {
         let request = client.lock(&name).ttl(ctx.ttl(100)).renew(false);
         let guard = soon("the hold before expires", request).await.unwrap();
         above(&mut last, guard.token());
-        // Neither released nor dropped.
+        // The guard is neither released nor dropped.
         std::mem::forget(guard);
     }
 }
@@ -117,7 +117,7 @@ async fn tokens_increase_over_restart(ctx: Ctx) {
     }
 }
 
-/// Also from a held token to the next one from a server that has lost its data.
+/// The token also increases from a held lock to the next one from a server that has lost its data.
 async fn tokens_increase_over_loss_of_memory(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
     let held = take(&one, &name).await;
@@ -147,13 +147,13 @@ async fn tokens_increase_over_erasure(ctx: Ctx) {
     let mut last = token_of(&one, &name).await;
     above(&mut last, token_of(&two, &name).await);
     for _ in 0..3 {
-        // Acquired by a client that has seen tokens,
+        // The lock is acquired by a client that has seen tokens,
         ctx.server().erase().unwrap();
         above(&mut last, token_of(&two, &name).await);
-        // and by one that has seen none;
+        // by a client that has seen none,
         ctx.server().erase().unwrap();
         above(&mut last, token_of(&ctx.client().await, &name).await);
-        // and with a waiter.
+        // and by a waiter.
         let held = take(&one, &name).await;
         above(&mut last, held.token());
         let waiter = wait_for(&two, &name);

@@ -23,7 +23,7 @@ pub(super) static CASES: &[Case] = &[
 async fn patience_ends(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
     let guard = take(&one, &name).await;
-    // Longer than an answer takes on a busy machine: no answer would be another error.
+    // Longer than an answer takes on a busy machine. Without an answer the error would be another one.
     let patience = Duration::from_secs(1);
     for client in [&two, &one] {
         let begin = Instant::now();
@@ -39,7 +39,7 @@ async fn patience_ends(ctx: Ctx) {
         assert_eq!((of.as_str(), *waited), (name.as_str(), patience));
         assert!(begin.elapsed() >= patience);
     }
-    // No place in the queue is left either: the next release is not a hand-off.
+    // Nor is a place in the queue left: the next release is not a hand-off.
     ctx.await_queued(&one, &name, 0).await;
     guard.release().await.unwrap();
     ctx.await_nothing_left().await;
@@ -171,7 +171,7 @@ async fn without_renewal_waiting_uses_up_nothing_of_the_ttl(ctx: Ctx) {
 async fn a_refresh_may_shorten(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
     let guard = one.lock(&name).renew(false).await.unwrap();
-    // A renewal has a quarter of it for its answer.
+    // A renewal waits a quarter of the ttl for its answer.
     let short = ctx.ttl(800);
     guard.refresh(short).await.unwrap();
     assert!(guard.remaining() <= short);

@@ -1,5 +1,5 @@
-//! A Redis Cluster of three masters; for cases with a server of their own, with a replica each that confirms every
-//! grant.
+//! A Redis Cluster of three masters. For cases with a server of their own, each master has a replica that confirms
+//! every grant.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -10,7 +10,7 @@ use crate::pool::{Lease, Pool};
 use crate::subject::{Passwords, Server, Store, Subject};
 
 const WRONG: &str = "hunter2-wrong";
-/// Longer than every case: fail-overs have tests of their own.
+/// Longer than every case. Fail-overs have tests of their own.
 const NODE_TIMEOUT: u32 = 60_000;
 
 static POOL: Pool<RedisCluster> = Pool::new();
@@ -103,7 +103,7 @@ impl Store for Own {
     }
 }
 
-/// The server is all nodes.
+/// The server of the case is all nodes.
 impl Server for Own {
     fn pause(&self) -> Result<()> {
         self.cluster().nodes().iter().try_for_each(Redis::pause)

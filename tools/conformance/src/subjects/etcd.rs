@@ -54,7 +54,7 @@ impl Subject for ThreeEtcds {
     }
 }
 
-/// The claim window of five seconds, and the time in which a server notices its end.
+/// The claim window of five seconds, and the time that a server needs to notice the end of a lease.
 const WINDOW: Duration = Duration::from_secs(6);
 
 fn open(members: usize) -> Result<Box<dyn Store>> {

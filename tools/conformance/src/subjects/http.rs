@@ -1,8 +1,8 @@
-//! The lock service: two replicas before a store, each a real HTTP server, of which every request of every client uses one at
-//! random. The store is that of another subject.
+//! The lock service: two replicas, each a real HTTP server, on the store of another subject. Every request of every
+//! client goes to a random replica.
 //!
-//! Where the server of a case is the store's, faults befall the store, and the proxy stands between clients and replicas.
-//! [`OneReplica`] is the other way round: its server is a replica, a process of its own.
+//! Where the server of a case is the store's, the store has the faults, and the proxy is between clients and replicas.
+//! [`OneReplica`] is the other way round: its server is a replica in a process of its own.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -35,7 +35,7 @@ pub(crate) static REDIS: TwoReplicas = TwoReplicas::before("http-redis", &redis:
 pub(crate) static SQLITE: TwoReplicas = TwoReplicas::before("http-sqlite", &sqlite::InFile);
 pub(crate) static POSTGRES: TwoReplicas = TwoReplicas::before("http-postgres", &postgres::LEASE);
 pub(crate) static MYSQL: TwoReplicas = TwoReplicas::before("http-mysql", &mysql::LEASE);
-// On these a claim belongs to the replica that took it, and stays there.
+// On these stores a claim belongs to the replica that took it.
 pub(crate) static ETCD: TwoReplicas = TwoReplicas::before("http-etcd", &etcd::OneEtcd);
 pub(crate) static ZOOKEEPER: TwoReplicas =
     TwoReplicas::before("http-zookeeper", &zookeeper::OneZooKeeper);
@@ -78,7 +78,7 @@ impl Subject for TwoReplicas {
     }
 }
 
-/// A token that the replicas know, and one that they do not know, in files.
+/// Files with a token that the replicas know, and with one that they do not know.
 struct Tokens {
     right: BearerToken,
     wrong: BearerToken,
@@ -96,7 +96,7 @@ impl Tokens {
         Ok(Self { right, wrong, dir })
     }
 
-    /// Everybody may do everything; but a wrong token is refused.
+    /// Every client may do everything, but a wrong token is refused.
     fn config(&self) -> Config {
         let mut known = Principal::new("conformance");
         known.tokens.push(TokenHash {
@@ -111,7 +111,7 @@ impl Tokens {
     }
 }
 
-/// A replica before a store, with an engine of its own.
+/// A replica on a store, with an engine of its own.
 async fn replica(store: &dyn Store, tokens: &Tokens) -> Result<fencelock_server::Server> {
     let failed = |error: &dyn std::fmt::Display| Failure::new(error.to_string());
     let engine = store.engine().await.map_err(|error| failed(&error))?;
@@ -126,7 +126,7 @@ fn url(ports: impl IntoIterator<Item = u16>) -> String {
     format!("fencelock+http://{hosts}?spread=request")
 }
 
-/// The claims of cases below the client, with which every engine of the case goes on.
+/// Claims for cases below the client. Every engine of the case can continue them.
 struct Claims {
     key: ClaimKey,
     ids: ClaimIds,
@@ -148,7 +148,7 @@ impl Claims {
 /// A store behind two replicas.
 struct Served {
     claims: Claims,
-    /// They end with the store.
+    /// The replicas. They end with the store.
     _replicas: [fencelock_server::Server; 2],
     ports: Vec<u16>,
     proxy: Option<Proxy>,
@@ -159,7 +159,7 @@ struct Served {
 impl Served {
     fn behind(&self) -> &dyn Server {
         let server = self.store.server();
-        server.expect("a case with a server has one behind the service")
+        server.expect("a case with a server has the store's server")
     }
 }
 
@@ -233,7 +233,7 @@ impl Server for Served {
     }
 }
 
-/// A replica that is a process of its own: the server of each case. All clients use it alone.
+/// A replica that is a process of its own: the server of each case. It is the only one that clients use.
 #[derive(Debug)]
 pub struct OneReplica {
     /// The binary `fencelock-conformance-worker`.
@@ -241,7 +241,7 @@ pub struct OneReplica {
 }
 
 impl OneReplica {
-    /// A replica that this binary is.
+    /// Replicas run this binary.
     #[must_use]
     pub fn new(worker: &Path) -> Self {
         let worker = worker.to_owned();
@@ -353,7 +353,7 @@ impl Store for OwnProcess {
     }
 }
 
-/// The replica. Only where data is to be lost the store loses it, too: a replica has none.
+/// The replica. A replica has no data, so where data must be lost, the store loses it.
 impl Server for OwnProcess {
     fn pause(&self) -> Result<()> {
         self.signal(Process::pause)

@@ -1,4 +1,4 @@
-//! The reference engine. Its store lives in this process only.
+//! The reference engine. Its store exists in this process only.
 
 use std::sync::Arc;
 

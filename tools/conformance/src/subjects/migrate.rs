@@ -1,4 +1,4 @@
-//! Two stores, or two sets of shards, between which locks move, in a phase that stands still.
+//! Two stores, or two sets of shards, between which locks move. The move stays in one phase.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use super::redis::OneRedis;
 use super::sqlite::InFile;
 use crate::subject::{Store, Subject};
 
-/// From one store to another, in this phase.
+/// A move from one store to another, in this phase.
 pub(crate) struct Between {
     name: &'static str,
     from: &'static dyn Subject,
@@ -22,7 +22,7 @@ pub(crate) struct Between {
     phase: u32,
 }
 
-/// From an SQLite file to a Redis, both stores in charge, the old one counts.
+/// From an SQLite file to a Redis, in phase 1: a lock is held in both stores, and the old one decides.
 pub(crate) static IN_BOTH: Between = Between::sqlite_to_redis("migrate[1]", 1);
 
 /// The other phases, and other stores.
@@ -34,7 +34,7 @@ pub(crate) static MORE: [Between; 5] = [
     Between::redis_to_etcd("migrate-etcd[3]", 3),
 ];
 
-/// Between two shards and three, on SQLite files. Half of the names move to the third one, or from it.
+/// A change from two shards to three, or back, on SQLite files. Half of the names move to the third shard, or from it.
 pub(crate) struct Change {
     name: &'static str,
     /// How many shards there are before and after.
@@ -51,7 +51,7 @@ pub(crate) static CHANGES: [Change; 3] = [
 /// The shards with their weights.
 const SHARDS: [(&str, u8); 3] = [("a", 1), ("b", 1), ("c", 2)];
 
-/// The longest lease and lock-delay of a case is some minutes.
+/// The longest lease and lock-delay of a case is a few minutes.
 const LONG: Duration = Duration::from_secs(3600);
 
 /// Far below the tokens of all stores, so that a claim has a floor.
@@ -157,7 +157,7 @@ async fn begin(set: MigrateSet, urls: &[String], phase: u32) -> fencelock::Resul
     Ok(())
 }
 
-/// Writes this phase into the record of a store. Nobody uses it yet, so nobody need be waited for.
+/// Writes this phase into the record of a store. No client uses the store yet, so there is no wait.
 async fn set_phase(url: &str, phase: u32) -> fencelock::Result<()> {
     let mut url = fencelock::StoreUrl::parse(url)?;
     url.set("outside-set", "yes");
@@ -174,7 +174,7 @@ async fn set_phase(url: &str, phase: u32) -> fencelock::Result<()> {
     engine.close().await
 }
 
-/// As an option has it.
+/// The URL as the value of an option.
 fn encoded(url: &str) -> String {
     let url = url.replace('%', "%25").replace('&', "%26");
     url.replace('@', "%40").replace('?', "%3F")

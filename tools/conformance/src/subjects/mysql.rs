@@ -1,4 +1,4 @@
-//! MariaDB: a database of its own for each case, and a server of its own for those that break it.
+//! MariaDB: each case has its own database, and a case that breaks the server has its own server.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -18,7 +18,7 @@ pub(crate) struct OnMariaDb {
     name: &'static str,
     strategy: &'static str,
     claim_window: Duration,
-    /// The server that cases share. It ends with the last of them.
+    /// The server that cases share. It ends with the last case.
     shared: Mutex<Weak<MariaDb>>,
     databases: AtomicU32,
 }
@@ -107,7 +107,7 @@ fn options(strategy: &str) -> String {
 /// The tables without permanent rows.
 const EMPTIED: &str = "table_name NOT REGEXP '_(store|counter|draws|record)$'";
 
-/// The number of rows in a database, without permanent rows, whose number does not depend on the number of locks.
+/// The number of rows in a database, except permanent rows, whose number does not depend on the number of locks.
 fn rows(server: &MariaDb, database: &str) -> Result<u64> {
     let tables = server.sql(&format!(
         "SELECT table_name FROM information_schema.tables WHERE table_schema = '{database}' AND {EMPTIED}"

@@ -1,5 +1,5 @@
-//! PostgreSQL: a database of its own for each case, on a server that cases share, or a server of its own. Each strategy is
-//! a subject.
+//! PostgreSQL: each case has its own database on a server that cases share, or a server of its own. Each strategy is a
+//! subject.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -40,7 +40,7 @@ pub(crate) static ADVISORY: OnPostgres = OnPostgres {
     strategy: "advisory",
 };
 
-/// The server that cases share, as long as there is one of them.
+/// The server that cases share, as long as a case uses it.
 static SHARED: Mutex<Weak<Mutex<Postgres>>> = Mutex::new(Weak::new());
 static DATABASES: AtomicU32 = AtomicU32::new(0);
 

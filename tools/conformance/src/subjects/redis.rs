@@ -28,7 +28,7 @@ impl Subject for OneRedis {
 
     async fn open(&self, server: bool) -> Result<Box<dyn Store>> {
         let builder = Redis::builder();
-        // With an append-only file if it is killed; otherwise with the default configuration.
+        // With an append-only file if the case kills the server; otherwise with the default configuration.
         let builder = if server {
             builder.append_only("always")
         } else {

@@ -41,7 +41,7 @@ fn start() -> Result<Vec<Redis>> {
 fn url(ports: impl IntoIterator<Item = u16>, password: &str, database: u32) -> String {
     let hosts = ports.into_iter().map(|port| format!("127.0.0.1:{port}"));
     let hosts: Vec<String> = hosts.collect();
-    // A node may need more than 50 ms to answer while other tests run on the machine.
+    // While other tests run on the machine, a node may need more than 50 ms to answer.
     let options = "node-timeout=500ms&max-ttl=1h";
     format!(
         "redlock://:{password}@{}/{database}?{options}",
@@ -174,7 +174,7 @@ impl Server for Own {
     }
 
     fn kill9(&self) {
-        // Does not fail.
+        // Cannot fail.
         let _ = self.each(|node| {
             node.kill9();
             Ok(())

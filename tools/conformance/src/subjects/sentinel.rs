@@ -12,7 +12,7 @@ use crate::subject::{Passwords, Server, Store, Subject};
 /// The password of every server, so that the cases notice if it is printed.
 const PASSWORD: &str = "hunter2-right";
 const WRONG: &str = "hunter2-wrong";
-/// Longer than every case: fail-overs have tests of their own.
+/// Longer than every case. Fail-overs have tests of their own.
 const DOWN_AFTER: Duration = Duration::from_secs(120);
 
 static POOL: Pool<RedisSentinel> = Pool::new();
@@ -101,7 +101,7 @@ impl Store for Own {
     }
 }
 
-/// The server is the master.
+/// The server of the case is the master.
 impl Server for Own {
     fn pause(&self) -> Result<()> {
         self.group().servers()[0].pause()

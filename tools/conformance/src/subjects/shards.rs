@@ -1,4 +1,4 @@
-//! A set of three SQLite files: each case has files of its own, with their records.
+//! A set of three SQLite files. Each case has its own files, with their records.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! One ZooKeeper server, and an ensemble of three. A server takes a second to start, so cases share one, each below its
-//! own chroot. Cases that stop and kill the server have their own. All cases share the ensemble, and none stops or kills its
-//! servers: the engine's own tests do that.
+//! own chroot. Cases that stop or kill the server have their own. All cases share the ensemble, and no case stops or
+//! kills its servers: the engine's own tests do that.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -61,7 +61,7 @@ impl Subject for OneZooKeeper {
     }
 
     fn claim_window(&self) -> Duration {
-        // And the time that servers need to notice the end of a session.
+        // This includes the time that servers need to notice the end of a session.
         Duration::from_millis(6500)
     }
 
@@ -128,7 +128,7 @@ impl Store for Three {
     }
 }
 
-/// The nodes that stay: those of records, and the token base.
+/// The permanent nodes: those of records, and the token base.
 fn count_permanent(server: &ZooKeeper, root: &str, user: Option<&str>) -> Result<u64> {
     let records = server.count_children(root, "%record", user)?;
     Ok(records + server.count_children(root, "%base", user)?)

@@ -26,7 +26,7 @@ fn run(runs: &[(Mutant, &'static str)]) -> Vec<Option<String>> {
     HOOK.call_once(|| {
         let usual = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
-            // Mutants are expected to fail. Their panics would only hide those of the test.
+            // Mutants are expected to fail. Their panics would only hide the panics of the test.
             let thread = std::thread::current();
             if !thread
                 .name()

@@ -56,8 +56,8 @@ pub(crate) const MUTANTS: &[(Mutant, &[&str])] = &[
         Mutant::IgnoresFloors,
         &[
             "a_token_is_above_the_floor",
-            "a_floor_is_for_all_who_come_later",
-            "a_floor_is_for_waiters_and_spares_who_holds",
+            "a_floor_applies_to_all_later_claims",
+            "a_floor_applies_to_waiters_and_not_to_the_holder",
         ],
     ),
     (
@@ -120,11 +120,8 @@ pub(crate) const MUTANTS: &[(Mutant, &[&str])] = &[
         Mutant::IgnoresRefreshes,
         &["without_renewal_refresh_prolongs"],
     ),
-    (
-        Mutant::ForgetsLabels,
-        &["a_look_tells_who_holds_and_who_waits"],
-    ),
-    (Mutant::ListsByPattern, &["a_list_tells_what_is_held"]),
+    (Mutant::ForgetsLabels, &["a_look_shows_holders_and_waiters"]),
+    (Mutant::ListsByPattern, &["a_list_shows_held_locks"]),
     (
         Mutant::DowngradesInNameOnly,
         &["a_downgrade_lets_readers_in"],

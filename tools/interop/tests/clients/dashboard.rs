@@ -9,13 +9,13 @@ use fencelock_testbed::{Dir, Redis, Worker};
 use crate::program::installed;
 use crate::service::{PATIENCE, Replica, fencelock};
 
-/// A hold must be on the page so soon after its grant.
+/// A hold must be on the page this soon after its grant.
 const SOON: Duration = Duration::from_secs(3);
 
 /// The exit code of a command whose lock was lost.
 const LOST: i32 = 75;
 
-/// A service that knows who asks: `ops` may do everything, `reader` may look.
+/// A service that knows its users by tokens: `ops` may do everything, `reader` may only look.
 struct Service {
     redis: Redis,
     replica: Replica,
@@ -46,7 +46,7 @@ impl Service {
         format!("http://127.0.0.1:{}", self.replica.port())
     }
 
-    /// Holders of two locks, and two who wait for one of them.
+    /// Holders of two locks, and two waiters for one of them.
     fn some_claims(&self) -> Vec<Claim> {
         let claim = |name: &str, owner: &str, label: &str| {
             let body = format!(
@@ -100,7 +100,7 @@ impl Service {
     }
 }
 
-/// A request that may wait; killed when dropped.
+/// A waiting request; killed when dropped.
 struct Claim(std::process::Child);
 
 impl Drop for Claim {
@@ -121,7 +121,7 @@ fn principal(name: &str, rights: &str) -> (String, String) {
     (token.to_owned(), lines.replace(r#""take", "look""#, rights))
 }
 
-/// Somebody at a browser; it ends when dropped.
+/// A user at a browser, which ends when dropped.
 struct Browser {
     worker: Worker,
     _dir: Dir,
@@ -152,7 +152,7 @@ impl Browser {
     }
 }
 
-/// Where pictures for the documentation go: into the tree if that is asked for.
+/// Where pictures for the documentation go: into the tree, if the environment asks for that.
 fn pictures(dir: &Dir) -> PathBuf {
     let asked = std::env::var_os("FENCELOCK_PICTURES");
     asked.map_or_else(|| dir.path().to_owned(), PathBuf::from)

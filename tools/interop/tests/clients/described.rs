@@ -1,5 +1,5 @@
-//! The service answers as its OpenAPI document says, whatever it is asked: a fuzzer (schemathesis) makes requests from the document,
-//! good and bad ones, and judges the answers by it.
+//! The service answers every request as its OpenAPI document says. A fuzzer (schemathesis) makes good and bad requests
+//! from the document, and compares the answers with it.
 
 use std::process::{Command, Stdio};
 
@@ -8,11 +8,11 @@ use fencelock_testbed::Dir;
 use crate::program::installed;
 use crate::service::Service;
 
-/// No answer with a status, a type, a header or a body that is not in the document, and no failure of the service.
+/// Every status, type, header and body must be in the document, and the service must not fail.
 const CHECKS: &str = "not_a_server_error,status_code_conformance,content_type_conformance,response_headers_conformance,\
                       response_schema_conformance";
 
-/// Requests of each route.
+/// The number of requests for each route.
 const EXAMPLES: &str = "60";
 
 fn answers_as_described(change: &str, mode: &str) {
@@ -42,7 +42,7 @@ fn answers_as_described(change: &str, mode: &str) {
     let out = String::from_utf8_lossy(&ran.stdout);
     let err = String::from_utf8_lossy(&ran.stderr);
     assert!(ran.status.success(), "{out}\n{err}");
-    // It did ask.
+    // The fuzzer did send requests.
     assert!(out.contains("No issues found"), "{out}\n{err}");
 }
 

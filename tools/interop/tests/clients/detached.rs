@@ -1,4 +1,4 @@
-//! A hold goes from one process to another, as data; also from one language to another.
+//! A hold goes from one process to another as data, also between languages.
 
 use std::path::Path;
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::process::Command;
 use crate::program::{node_dir, python};
 use crate::service::Service;
 
-/// Takes the lock in the one program, and goes on with it in the other.
+/// One program takes the lock, and the other one continues with it.
 fn goes(from: &str, to: &str) {
     let service = Service::start();
     let url = format!("http://127.0.0.1:{}", service.replicas[0].port());

@@ -1,4 +1,4 @@
-//! Programs in every language and `fencelock run` on one lock, while replicas are killed.
+//! Programs in all languages and `fencelock run` compete for one lock, while replicas are killed.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -74,13 +74,13 @@ async fn all_languages_exclude_each_other_while_replicas_are_killed() {
     for program in &mut programs {
         assert_eq!(program.ask("close").await, "closed");
     }
-    // What the script took when its answer was lost ends with its lease.
+    // A hold whose answer the script lost ends with its lease.
     let guard = library.lock("all").await.expect("granted");
     guard.release().await.expect("released");
     assert_nothing_left(&library, "all").await;
 }
 
-/// No two holds overlap, tokens grow, and everybody had the lock.
+/// No two holds overlap, tokens grow, and every program had the lock.
 fn check(all: &[(&str, Vec<Hold>)]) {
     for (who, holds) in all {
         assert!(holds.len() >= 3, "{who} held only {} times", holds.len());

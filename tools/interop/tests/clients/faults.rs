@@ -1,4 +1,4 @@
-//! Replicas die, stop, and do not answer.
+//! Replicas die, stop, or do not answer.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,13 +17,13 @@ for_each_client!(
     a_waiter_goes_on_at_another_replica,
     a_replica_that_is_about_to_end_is_left,
     a_bound_replica_that_dies_takes_its_claims_along,
-    a_loss_is_told_before_the_next_grant,
+    a_loss_is_reported_before_the_next_grant,
     an_answer_that_is_lost_is_asked_for_again,
     a_renewal_that_is_lost_is_asked_for_again,
     late_answers_and_late_requests_change_nothing,
     a_blocked_program_does_not_believe,
     a_lost_hold_stays_lost,
-    nobody_answers,
+    no_replica_answers,
 );
 
 /// Nanoseconds of the monotonic clock, which programs in other languages use, too.
@@ -37,7 +37,7 @@ async fn a_holder_goes_on_at_another_replica(language: Language) {
     let library = service.library().await;
     let mut program = Program::start(language, &service.urls(), "moves").await;
     let token = program.held("lock 1500 -").await;
-    // Whichever it used at first, it has moved at least once.
+    // Whichever replica the program used at first, it has moved at least once.
     for replica in 0..2 {
         service.replicas[replica].process().kill9();
         let early = library.lock("moves").timeout(Duration::from_secs(2)).await;
@@ -61,10 +61,10 @@ async fn a_waiter_goes_on_at_another_replica(language: Language) {
     await_waiters(&library, "waits", 2).await;
     for replica in 0..2 {
         service.replicas[replica].process().kill9();
-        // Longer than a place lasts that nobody asks for.
+        // Longer than a place lasts without a poll.
         first.assert_silent(Duration::from_millis(2500)).await;
         await_waiters(&library, "waits", 2).await;
-        // The second one stays away.
+        // The second one stays down.
         if replica == 0 {
             service.replicas[replica].restart();
         }
@@ -86,7 +86,7 @@ async fn a_replica_that_is_about_to_end_is_left(language: Language) {
     for replica in 0..2 {
         let process = service.replicas[replica].process();
         process.terminate().expect("it runs");
-        // A quarter of the time that it may take.
+        // A quarter of the time that it may take to end.
         let ended = tokio::task::block_in_place(|| process.wait_for(Duration::from_secs(5)));
         assert!(ended.is_some(), "clients keep it from its end");
         service.replicas[replica].restart();
@@ -101,7 +101,7 @@ async fn a_bound_replica_that_dies_takes_its_claims_along(language: Language) {
     let etcd = Etcd::start().expect("etcd");
     let mut replicas = [Replica::start(etcd.url()), Replica::start(etcd.url())];
     let library = fencelock::connect(etcd.url()).await.expect("connects");
-    // One address each, so that it is known which replica has the claim.
+    // Each replica has one address, so that it is known which replica has the claim.
     let both = [urls([replicas[0].port()]), urls([replicas[1].port()])];
     let mut holder = Program::start(language, &both[0], "bound").await;
     let token = holder.held("lock 2000 -").await;
@@ -112,7 +112,7 @@ async fn a_bound_replica_that_dies_takes_its_claims_along(language: Language) {
     holder.lost().await;
     let next = waiter.granted().await;
     assert!(next > token);
-    // Another replica at the same address knows nothing of it, and the hold ends with the first one's.
+    // Another replica at the same address does not know the claim, so the hold ends with the first replica's claim.
     replicas[1].restart();
     waiter.lost().await;
     assert_eq!(waiter.ask("valid").await, "false");
@@ -120,7 +120,7 @@ async fn a_bound_replica_that_dies_takes_its_claims_along(language: Language) {
     assert_eq!(waiter.ask("release").await, "released");
 }
 
-async fn a_loss_is_told_before_the_next_grant(language: Language) {
+async fn a_loss_is_reported_before_the_next_grant(language: Language) {
     let service = Service::start();
     let library = service.library().await;
     let mut program = Program::start(language, &service.urls(), "stopped").await;
@@ -137,7 +137,7 @@ async fn a_loss_is_told_before_the_next_grant(language: Language) {
         replica.process().resume().expect("continued");
     }
     assert_eq!(program.ask("valid").await, "false");
-    // Its late renewals and its withdrawal do not touch the next holder.
+    // Its late renewals and its withdrawal do not affect the next holder.
     program.assert_silent(Duration::from_millis(500)).await;
     assert!(guard.is_valid());
     let waiting = program.ask("lock 1500 300").await;
@@ -172,7 +172,7 @@ async fn an_answer_that_is_lost_is_asked_for_again(language: Language) {
         puts[0].port, puts[1].port,
         "it asked the same replica again"
     );
-    // Since the first request may take effect late, it releases once more, a claim window later.
+    // The first request may take effect late, so the client releases once more, a claim window later.
     let releases = await_requests(&fronts, 2, Request::is_release).await;
     let apart = releases[1].at - releases[0].at;
     assert!(apart >= Duration::from_millis(1900), "{apart:?}");
@@ -220,11 +220,11 @@ async fn late_answers_and_late_requests_change_nothing(language: Language) {
     let addresses = urls(ports.iter().map(fencelock_testbed::Port::number));
     let mut program = Program::start(language, &addresses, "duplicate").await;
     let token = program.held("lock 5000 -").await;
-    // The answer to the first request comes while the claim holds by the second.
+    // The answer to the first request arrives while the claim holds by the second one.
     late.notify_one();
     assert_eq!(program.ask("valid").await, "true");
     assert_eq!(program.ask("release").await, "released");
-    // The first request itself comes once more, after the release. What it takes ends with a claim window.
+    // The first request itself arrives once more, after the release. What it takes ends with a claim window.
     let put = fronts.requests().into_iter().find(Request::is_put);
     let put = put.expect("a request").text;
     let again = forward(service.replicas[0].port(), &put).await;
@@ -246,7 +246,7 @@ async fn a_blocked_program_does_not_believe(language: Language) {
     let library = service.library().await;
     let mut program = Program::start(language, &service.urls(), "blocked").await;
     program.held("lock 1000 -").await;
-    // The timer that tells the loss is blocked, too.
+    // The timer that reports the loss is blocked, too.
     program.tell("block 2600");
     let guard = library.lock("blocked").await.expect("granted");
     assert_eq!(program.line("valid").await, "false");
@@ -265,7 +265,7 @@ async fn a_lost_hold_stays_lost(language: Language) {
         .evict("evicted", token, fencelock::engine::Evict::Release)
         .await;
     assert!(evicted.expect("an answer"));
-    // The next renewal finds it.
+    // The next renewal finds the loss.
     program.lost().await;
     assert_eq!(program.ask("valid").await, "false");
     assert_ne!(program.ask("release").await, "released");
@@ -273,7 +273,7 @@ async fn a_lost_hold_stays_lost(language: Language) {
     assert_eq!(program.ask("release").await, "released");
 }
 
-async fn nobody_answers(language: Language) {
+async fn no_replica_answers(language: Language) {
     let service = Service::start();
     let mut program = Program::start(language, &service.urls(), "nobody").await;
     program.held("lock 1000 -").await;
@@ -284,7 +284,7 @@ async fn nobody_answers(language: Language) {
     assert_eq!(program.ask("lock 1000 700").await, "unavailable");
 }
 
-/// Waits until so many requests of a kind have come.
+/// Waits until this number of requests of a kind have arrived.
 async fn await_requests(fronts: &Fronts, count: usize, kind: fn(&Request) -> bool) -> Vec<Request> {
     let begun = Instant::now();
     loop {

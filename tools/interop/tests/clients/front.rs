@@ -1,5 +1,5 @@
-//! A faulty way to a replica: it reads each request, and passes it on, loses or holds its answer, or answers in the replica's
-//! place.
+//! A faulty front of a replica. It reads each request, and then passes it on, loses or holds its answer, or answers
+//! itself.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -22,15 +22,15 @@ pub(crate) enum Act {
     PassAs(String),
     /// It is served, and if the claim waits, the answer says that the store grants nothing at this time.
     PassStalled,
-    /// It is served, and its answer is lost: the connection stays open and silent.
+    /// It is served, and its answer is lost: the connection stays open, and nothing arrives.
     LoseAnswer,
     /// It is served, and its answer comes after the notification.
     HoldAnswer(Arc<Notify>),
-    /// The replica does not get it; this is the answer.
+    /// The replica does not get it; the client gets this answer.
     Answer(String),
 }
 
-/// A request as it came.
+/// A request as it arrived.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     pub(crate) at: Instant,
@@ -77,7 +77,7 @@ pub(crate) struct Fronts {
 }
 
 impl Fronts {
-    /// What happens to each request, whichever front it comes to.
+    /// What happens to each request, at all fronts.
     pub(crate) fn new(script: impl FnMut(&Request) -> Act + Send + 'static) -> Self {
         Self {
             script: Arc::new(Mutex::new(Box::new(script))),
@@ -85,7 +85,7 @@ impl Fronts {
         }
     }
 
-    /// Changes what happens from now on.
+    /// Changes what happens to requests from now on.
     pub(crate) fn set(&self, script: impl FnMut(&Request) -> Act + Send + 'static) {
         *self.script.lock().unwrap_or_else(PoisonError::into_inner) = Box::new(script);
     }
@@ -110,7 +110,7 @@ impl Fronts {
         port
     }
 
-    /// A front before each of these replicas, in their order.
+    /// A front for each of these replicas, in the same order.
     pub(crate) async fn before_each(&self, replicas: &[Replica]) -> Vec<Port> {
         let mut ports = Vec::new();
         for replica in replicas {
@@ -166,21 +166,21 @@ impl Fronts {
     }
 }
 
-/// Sends a request to the replica; its answer.
+/// Sends a request to the replica, and returns its answer.
 pub(crate) async fn forward(target: u16, request: &str) -> Option<String> {
     let mut replica = TcpStream::connect(("127.0.0.1", target)).await.ok()?;
     replica.write_all(request.as_bytes()).await.ok()?;
     message(&mut replica).await
 }
 
-/// The answer, as if the replica with this id gave it.
+/// The answer, changed as if the replica with this id gave it.
 fn from_replica(answer: &str, id: &str) -> String {
     let name = "fencelock-replica: ";
     let (before, rest) = answer.split_once(name).expect("it names its replica");
     format!("{before}{name}{id}{}", &rest[id.len()..])
 }
 
-/// The answer to a claim that waits, as if the store granted nothing at this time.
+/// The answer to a waiting claim, changed as if the store granted nothing at this time.
 fn stalled(answer: &str) -> String {
     let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
     let waiting = r#""state":"waiting""#;
@@ -192,7 +192,7 @@ fn stalled(answer: &str) -> String {
     )
 }
 
-/// One request or answer with its body; none at the end of the connection.
+/// One request or answer with its body; `None` at the end of the connection.
 async fn message(stream: &mut TcpStream) -> Option<String> {
     let mut bytes = Vec::new();
     loop {
@@ -216,7 +216,7 @@ async fn message(stream: &mut TcpStream) -> Option<String> {
     }
 }
 
-/// An answer with a problem.
+/// A problem as an answer.
 pub(crate) fn problem(status: u16, kind: &str, more: &str, headers: &str) -> String {
     let body = format!(
         r#"{{"type":"urn:fencelock:{kind}","title":"{kind}","status":{status},"detail":"the test says so"{more}}}"#

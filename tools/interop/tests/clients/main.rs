@@ -1,5 +1,6 @@
-//! The thin clients of the lock service in TypeScript and Python, as they are published: built, installed from what was built
-//! (tools/interop/setup.sh does both), in processes of their own, with real replicas before a real server.
+//! The thin clients of the lock service in TypeScript and Python, as they are published: built, and installed from the
+//! packages (tools/interop/setup.sh does both). They run in processes of their own, with real replicas on a real
+//! server.
 
 #![allow(clippy::expect_used)]
 

@@ -1,4 +1,4 @@
-//! What our pages show runs: docs/http.md, and the examples of the clients' READMEs with the built packages.
+//! What our pages show is run: docs/http.md, and the examples in the clients' READMEs with the built packages.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -47,7 +47,7 @@ fn the_commands_of_the_page_on_http_run() {
     the_page_on_http_runs(&dir, &store, &replicas);
 }
 
-/// There, claims belong to the replica.
+/// On etcd, claims belong to the replica.
 #[test]
 fn the_commands_of_the_page_on_http_run_on_etcd() {
     let etcd = Etcd::start().expect("etcd");
@@ -151,7 +151,7 @@ fn the_examples_of_the_python_client_run() {
     }
 }
 
-/// Nothing is sent: there is no such host, and the client says so before it looks for one.
+/// Nothing is sent: the host does not exist, and the client refuses before it looks up the host.
 #[test]
 fn a_token_is_not_sent_over_plain_http() {
     let dir = node_dir();
@@ -181,7 +181,7 @@ except ValueError as error:
     }
 }
 
-/// What is published has the texts of the licences that it names.
+/// The published packages have the texts of the licences that they name.
 #[test]
 fn the_packages_have_the_licences() {
     let list = r#"set -eu
@@ -195,7 +195,7 @@ fn the_packages_have_the_licences() {
     for licence in ["LICENSE-APACHE", "LICENSE-MIT"] {
         assert_eq!(listed.matches(licence).count(), 3, "{licence}: {listed}");
     }
-    // They are those of the tree.
+    // They are the same as those of the tree.
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
     let read = |path: &str| std::fs::read(root.join(path)).expect("a file");
     for licence in ["LICENSE-APACHE", "LICENSE-MIT"] {

@@ -69,7 +69,7 @@ pub(crate) fn installed() -> PathBuf {
     let target = binary
         .ancestors()
         .nth(2)
-        .expect("it lies in the target directory");
+        .expect("it is in the target directory");
     let installed = target.join("interop/service");
     assert!(
         installed.is_dir(),
@@ -101,7 +101,7 @@ impl Program {
         Self::start_with(language, urls, name, "url").await
     }
 
-    /// With this word for how replicas show that their store is the same.
+    /// With this value of the option with which a program says that all replicas have the same store.
     pub(crate) async fn start_with(
         language: Language,
         urls: &str,
@@ -149,26 +149,26 @@ impl Program {
         self.line(command).await
     }
 
-    /// Takes the lock; its token.
+    /// Takes the lock, and returns its token.
     pub(crate) async fn held(&mut self, command: &str) -> u64 {
         self.tell(command);
         self.granted().await
     }
 
-    /// The token of a lock that was asked for before.
+    /// The token of a lock that was requested before.
     pub(crate) async fn granted(&mut self) -> u64 {
         let line = self.line("a grant").await;
         let token = line
             .strip_prefix("held ")
             .and_then(|token| token.parse().ok());
-        token.unwrap_or_else(|| panic!("{:?} says {line:?} instead of a grant", self.language))
+        token.unwrap_or_else(|| panic!("{:?} prints {line:?} instead of a grant", self.language))
     }
 
-    /// When the loss was told, in nanoseconds of the monotonic clock.
+    /// When the program learned of the loss, in nanoseconds of the monotonic clock.
     pub(crate) async fn lost(&mut self) -> u64 {
         let line = self.line("a loss").await;
         let at = line.strip_prefix("lost ").and_then(|at| at.parse().ok());
-        at.unwrap_or_else(|| panic!("{:?} says {line:?} instead of a loss", self.language))
+        at.unwrap_or_else(|| panic!("{:?} prints {line:?} instead of a loss", self.language))
     }
 
     /// The holds of a `loop`, after its end.
@@ -183,7 +183,7 @@ impl Program {
         }
     }
 
-    /// It says nothing for so long.
+    /// It prints nothing for this long.
     pub(crate) async fn assert_silent(&mut self, time: Duration) {
         let line = tokio::time::timeout(time, self.worker.line()).await;
         assert!(line.is_err(), "{:?} says {line:?}", self.language);
@@ -193,7 +193,7 @@ impl Program {
         match tokio::time::timeout(PATIENCE, self.worker.line()).await {
             Ok(Some(line)) => line,
             Ok(None) => panic!(
-                "{:?} ended at {what:?}; what it said is on stderr",
+                "{:?} ended at {what:?}; its error is on stderr",
                 self.language
             ),
             Err(_) => panic!("{:?} does not answer {what:?}", self.language),

@@ -1,4 +1,4 @@
-//! What the service answers when it does not grant, and stores that are bound to replicas.
+//! Answers of the service when it does not grant, and stores whose claims belong to a replica.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ for_each_client!(
     a_store_that_grants_nothing_is_not_busy,
     what_cannot_be_done_is_refused,
     redirects_are_not_followed,
-    a_bound_claim_that_has_ended_begins_anew,
+    a_bound_claim_that_has_ended_is_replaced_by_a_new_one,
     a_bound_claim_goes_where_it_is_sent,
     a_bound_waiter_leaves_a_replica_that_is_gone,
 );
@@ -83,7 +83,7 @@ async fn a_store_that_grants_nothing_is_not_busy(language: Language) {
     let mut program = Program::start(language, &urls([port.number()]), "stalled").await;
     // More than one poll.
     assert_eq!(program.ask("lock 5000 1300").await, "unavailable");
-    // What was heard last counts.
+    // The last answer decides.
     let mut is_first = true;
     fronts.set(move |request| match request.is_put() && is_first {
         true => {
@@ -116,7 +116,7 @@ async fn redirects_are_not_followed(language: Language) {
     assert!(!fronts.requests().is_empty());
 }
 
-async fn a_bound_claim_that_has_ended_begins_anew(language: Language) {
+async fn a_bound_claim_that_has_ended_is_replaced_by_a_new_one(language: Language) {
     let service = Service::start();
     let mut ended = false;
     let fronts = Fronts::new(move |request| match request.is_put() && !ended {
@@ -134,7 +134,7 @@ async fn a_bound_claim_that_has_ended_begins_anew(language: Language) {
     let puts = puts(&fronts);
     assert_eq!(puts.len(), 2);
     assert_ne!(puts[0].claim(), puts[1].claim());
-    // Whatever is about a claim names the replica.
+    // Every request about the claim names the replica.
     let about = fronts.requests().into_iter();
     let about: Vec<Request> = about
         .filter(|request| !request.claim().is_empty())
@@ -180,7 +180,7 @@ async fn a_bound_waiter_leaves_a_replica_that_is_gone(language: Language) {
     let fronts = Fronts::new(|_| Act::Pass);
     let ports = fronts.before_each(&service.replicas).await;
     let numbers = [ports[0].number(), ports[1].number()];
-    // Whichever replica is asked first for its id answers, and is gone when it gets the claim.
+    // The replica that is asked first for its id answers, and has ended when it should get the claim.
     let mut gone = None;
     fronts.set(move |request| {
         let id = match request.port == numbers[0] {
@@ -211,7 +211,8 @@ async fn a_bound_waiter_leaves_a_replica_that_is_gone(language: Language) {
     assert_eq!(program.ask("release").await, "released");
 }
 
-/// Passes, but says that the store is bound to replicas and that this one's id is `id` sixteen times.
+/// Passes the request. The answer says that the store is bound to replicas, and that the replica's id is `id` sixteen
+/// times.
 fn bound(request: &Request, id: char) -> Act {
     let id = id.to_string().repeat(16);
     if !request.asks_for_store() {

@@ -1,4 +1,4 @@
-//! The lock service: replicas of `fencelock serve` before one server.
+//! The lock service: replicas of `fencelock serve` on one server.
 
 use std::net::TcpStream;
 use std::path::PathBuf;
@@ -25,7 +25,7 @@ pub(crate) struct Service {
     pub(crate) redis: Redis,
 }
 
-/// The command, which lies beside this package's own program.
+/// The command, next to this package's own program.
 pub(crate) fn fencelock() -> PathBuf {
     let fencelock = PathBuf::from(env!("CARGO_BIN_EXE_interop-client")).with_file_name("fencelock");
     assert!(
@@ -64,12 +64,12 @@ impl Replica {
         &self.process
     }
 
-    /// Starts it again on the same port, as another replica.
+    /// Starts it again on the same port, as a new replica.
     pub(crate) fn restart(&mut self) {
         self.restart_on(self.store.clone());
     }
 
-    /// Starts it again on the same port, as a replica that serves this store.
+    /// Starts it again on the same port, as a new replica on this store.
     pub(crate) fn restart_on(&mut self, store: String) {
         self.store = store;
         self.process.kill9();
@@ -79,11 +79,11 @@ impl Replica {
 
     fn await_answer(&self) {
         let begun = Instant::now();
-        // It does not announce that it listens.
+        // The command does not announce that it listens, so poll.
         while TcpStream::connect(self.port.address()).is_err() {
             assert!(
                 self.process.ended().is_none(),
-                "fencelock serve ended; what it said is on stderr"
+                "fencelock serve ended; its error is on stderr"
             );
             assert!(
                 begun.elapsed() < PATIENCE,
@@ -128,7 +128,7 @@ impl Service {
         urls(ports)
     }
 
-    /// A client of the library, on the same locks without the service.
+    /// A client of the library on the same locks, without the service.
     pub(crate) async fn library(&self) -> Client {
         fencelock::connect(self.redis.url())
             .await
@@ -145,7 +145,7 @@ pub(crate) fn urls(ports: impl IntoIterator<Item = u16>) -> String {
     urls.join(",")
 }
 
-/// Waits until so many claims wait for the lock.
+/// Waits until this number of claims wait for the lock.
 pub(crate) async fn await_waiters(client: &Client, name: &str, count: usize) {
     let begun = Instant::now();
     loop {
@@ -162,7 +162,7 @@ pub(crate) async fn await_waiters(client: &Client, name: &str, count: usize) {
     }
 }
 
-/// The lock is free, and nobody waits for it.
+/// The lock is free, and no claim waits for it.
 pub(crate) async fn assert_nothing_left(client: &Client, name: &str) {
     let view = client.look(name).await.expect("a view");
     assert!(

@@ -1,4 +1,4 @@
-//! All replicas must serve the same store: a lock that is taken in two is no lock.
+//! All replicas must serve the same store: a lock that is taken in two stores protects nothing.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use crate::service::{Replica, Service, assert_nothing_left, urls};
 
 for_each_client!(
     replicas_of_two_stores_are_refused,
-    one_store_by_two_names_is_vouched_for,
+    one_store_by_two_names_is_accepted_if_the_program_says_so,
     a_replica_that_comes_back_with_another_store_is_not_used,
     a_call_without_a_timeout_ends_when_all_serve_another_store,
-    one_replica_that_is_mended_is_enough,
+    one_repaired_replica_is_enough,
     another_store_renews_and_ends_no_hold,
     a_replica_that_did_not_answer_is_asked_before_it_is_used,
     a_replica_is_asked_for_its_store_once,
@@ -47,7 +47,7 @@ async fn replicas_of_two_stores_are_refused(language: Language) {
         for redis in [&service.redis, &elsewhere] {
             assert_nothing_left(&library(redis).await, "two-stores").await;
         }
-        // Whoever mends it need not restart the program.
+        // After the repair the program need not be restarted.
         service.replicas[1].restart_on(right.clone());
         program.held("lock 5000 -").await;
         assert_eq!(program.ask("release").await, "released");
@@ -55,7 +55,7 @@ async fn replicas_of_two_stores_are_refused(language: Language) {
     }
 }
 
-async fn one_store_by_two_names_is_vouched_for(language: Language) {
+async fn one_store_by_two_names_is_accepted_if_the_program_says_so(language: Language) {
     let mut service = Service::start();
     let by_name = service.redis.url().replace("127.0.0.1", "localhost");
     service.replicas[1].restart_on(by_name);
@@ -81,7 +81,7 @@ async fn a_replica_that_comes_back_with_another_store_is_not_used(language: Lang
     let mut program = Program::start(language, &service.urls(), "exchanged").await;
     let mut token = program.held("lock 5000 -").await;
     assert_eq!(program.ask("release").await, "released");
-    // Whichever it used at first, it finds one exchanged.
+    // Whichever replica the program used at first, it meets a changed one.
     for replica in [0, 1, 0, 1] {
         service.replicas[replica].restart_on(elsewhere.url());
         let next = program.held("lock 5000 -").await;
@@ -111,12 +111,12 @@ async fn a_call_without_a_timeout_ends_when_all_serve_another_store(language: La
     let said = program.ask("lock 5000 -").await;
     assert!(said.starts_with("config "), "{said}");
     assert!(said.contains(&elsewhere.url()), "{said}");
-    // Whoever mends it need not restart the program.
+    // After the repair the program need not be restarted.
     service.replicas[0].restart_on(service.redis.url());
     program.held("lock 5000 -").await;
 }
 
-async fn one_replica_that_is_mended_is_enough(language: Language) {
+async fn one_repaired_replica_is_enough(language: Language) {
     let service = Service::start();
     let elsewhere = Redis::start().expect("redis-server");
     let others = [0, 1].map(|_| Replica::start(elsewhere.url()));
@@ -135,7 +135,7 @@ async fn one_replica_that_is_mended_is_enough(language: Language) {
     fronts.set(move |request| to_wrong(request.port));
     let said = program.ask("lock 5000 -").await;
     assert!(said.starts_with("config "), "{said}");
-    // One is mended, and the other one is asked first.
+    // One replica is repaired, and the other one is asked first.
     let mut asked_first = None;
     fronts.set(
         move |request| match *asked_first.get_or_insert(request.port) == request.port {
@@ -183,7 +183,7 @@ async fn a_replica_that_did_not_answer_is_asked_before_it_is_used(language: Lang
     let requests = fronts.requests();
     assert!(requests.len() > 1, "{requests:?}");
     assert!(requests.iter().all(Request::asks_for_store), "{requests:?}");
-    // The right one is used.
+    // The replica with the right store is used.
     service.replicas[1].restart_on(service.redis.url());
     program.held("lock 5000 -").await;
     assert_eq!(program.ask("release").await, "released");
@@ -211,7 +211,7 @@ async fn a_replica_is_asked_for_its_store_once(language: Language) {
     }
 }
 
-/// One URL, and each request comes to another replica than the one before.
+/// One URL, behind which each request reaches another replica than the one before.
 async fn behind_a_balancer_each_replica_is_asked(language: Language) {
     let mut service = Service::start();
     let elsewhere = Redis::start().expect("redis-server");
@@ -229,7 +229,7 @@ async fn behind_a_balancer_each_replica_is_asked(language: Language) {
         assert_eq!(program.ask("release").await, "released");
     }
     assert!((2..=4).contains(&asked(&fronts)), "{}", asked(&fronts));
-    // One of them comes back with another store: what it answers does not count, whatever the other one says.
+    // One replica comes back with another store. Its answers do not count, whatever the other replica answers.
     service.replicas[1].restart_on(elsewhere.url());
     for _ in 0..5 {
         let token = program.held("lock 5000 -").await;
@@ -239,7 +239,7 @@ async fn behind_a_balancer_each_replica_is_asked(language: Language) {
     }
 }
 
-/// How often replicas were asked for their store.
+/// How many times replicas were asked for their store.
 fn asked(fronts: &Fronts) -> usize {
     let requests = fronts.requests().into_iter();
     requests.filter(Request::asks_for_store).count()

@@ -1,5 +1,5 @@
-//! The thin clients as workers of `fencelock torture`, beside the library, on the same locks: replicas are killed, stopped, and cut
-//! off from their store, connections are cut, workers are killed and stopped.
+//! The thin clients and the library as workers of `fencelock torture`, on the same locks. Replicas are killed, stopped,
+//! and cut off from their store; connections are cut; workers are killed and stopped.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -9,7 +9,8 @@ use serde_json::Value;
 use crate::program::{installed, node_dir};
 use crate::service::fencelock;
 
-/// How long faults are injected. `FENCELOCK_TORTURE_TIME=5m` is for longer runs, `FENCELOCK_TORTURE_SEED` repeats the faults of one.
+/// How long faults are injected. `FENCELOCK_TORTURE_TIME=5m` makes longer runs; `FENCELOCK_TORTURE_SEED` repeats the
+/// faults of an earlier run.
 const TIME: &str = "8s";
 
 #[test]

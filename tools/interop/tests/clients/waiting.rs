@@ -1,4 +1,4 @@
-//! Holds and queues, as long as nothing fails.
+//! Holds and queues without failures.
 
 use std::time::{Duration, Instant};
 
@@ -52,7 +52,7 @@ async fn a_hold_lasts_longer_than_its_lease(language: Language) {
     let library = service.library().await;
     let mut program = Program::start(language, &service.urls(), "long").await;
     let token = program.held("lock 600 -").await;
-    // Four leases, in which nobody else gets the lock.
+    // Four leases, in which no other client gets the lock.
     let waiting = library.lock("long");
     let early = tokio::time::timeout(Duration::from_millis(2400), waiting.into_future()).await;
     assert!(early.is_err(), "{early:?}");
@@ -110,7 +110,7 @@ async fn waiting_that_runs_out_leaves_nothing(language: Language) {
     assert_nothing_left(&library, "late").await;
 }
 
-/// Waits until nobody waits, for less time than a place would last that nobody has given up.
+/// Waits until no claim waits. The limit is shorter than the time for which a place lasts that no client gave up.
 async fn await_left(client: &Client, name: &str) {
     let begun = Instant::now();
     await_waiters(client, name, 0).await;

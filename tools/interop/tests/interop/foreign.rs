@@ -156,10 +156,7 @@ impl Foreign {
         let line = tokio::time::timeout(PATIENCE, self.lines.next_line()).await;
         match line {
             Ok(Ok(Some(line))) => line,
-            Ok(_) => panic!(
-                "{:?} ended at {what:?}; what it said is on stderr",
-                self.kind
-            ),
+            Ok(_) => panic!("{:?} ended at {what:?}; its error is on stderr", self.kind),
             Err(_) => panic!("{:?} does not answer {what:?}", self.kind),
         }
     }
@@ -172,7 +169,7 @@ fn installed() -> PathBuf {
     let target = binary
         .ancestors()
         .nth(2)
-        .expect("it lies in the target directory");
+        .expect("it is in the target directory");
     let installed = target.join("interop");
     assert!(
         installed.is_dir(),

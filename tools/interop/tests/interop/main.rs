@@ -1,5 +1,5 @@
-//! Other lock libraries and this library never hold the same name of the same server together. The other libraries are the
-//! released ones (tools/interop/setup.sh installs them), each in processes of its own.
+//! Other lock libraries and this library never hold the same name of the same server together. The other libraries are
+//! released versions (tools/interop/setup.sh installs them), each in processes of its own.
 
 #![allow(clippy::expect_used)]
 
@@ -42,7 +42,7 @@ impl Server {
         }
     }
 
-    /// The store's URL for the locks of others.
+    /// The store's URL for the locks of other libraries.
     fn url(&self) -> String {
         match self {
             Self::Redis(server) => server.url(),
@@ -76,7 +76,7 @@ async fn they_wait_for_us(kind: Kind) {
     let guard = request.await.expect("granted");
     assert_eq!(they.ask(&format!("take {LONG}")).await, "busy");
     they.tell(&format!("wait {LONG}")).await;
-    // On ZooKeeper another node is first by then.
+    // On ZooKeeper another node is first by now.
     guard.prolonged().await;
     let early = timeout(Duration::from_millis(300), they.answer()).await;
     assert!(early.is_err(), "they hold while we do");
@@ -103,7 +103,7 @@ async fn we_wait_for_them(kind: Kind) {
     let released = Instant::now();
     assert_eq!(they.ask("release").await, "released");
     let guard = waiting.await.expect("granted");
-    // Their lease lasts another minute, so this is their release and not its end.
+    // Their lease lasts for another minute, so the release gave us the lock, not the end of the lease.
     assert!(
         released.elapsed() < Duration::from_secs(5),
         "{:?}",
@@ -114,7 +114,8 @@ async fn we_wait_for_them(kind: Kind) {
     assert_eq!(guard.release().await.expect("released"), Release::Released);
 }
 
-/// They vanish while they hold: we get the lock when their lease is over, not before. Their late release does not affect us.
+/// They disappear while they hold: we get the lock when their lease is over, not before. Their late release does not
+/// affect us.
 async fn we_outwait_their_lease(kind: Kind) {
     let server = Server::start(kind.on());
     let client = ours(&server).await;
@@ -143,7 +144,7 @@ async fn we_outwait_their_session(kind: Kind) {
     let killed = Instant::now();
     they.kill().await;
     let guard = granted(&client, "shared name").await;
-    // Their session was renewed at most a third of it before, and the server's clock has ticks.
+    // Their session was last renewed up to a third of it ago, and the server's clock has ticks.
     assert!(
         killed.elapsed() >= Duration::from_millis(2500),
         "{:?}",
@@ -171,7 +172,7 @@ async fn they_outwait_our_lease(kind: Kind) {
     assert_eq!(they.ask("release").await, "released");
 }
 
-/// Processes of ours and theirs take and release one name for seconds, and no two holds overlap.
+/// Processes of both sides take and release one name for some seconds, and no two holds overlap.
 async fn under_load(kinds: &[Kind]) {
     let server = Server::start(kinds[0].on());
     let mut clients = Vec::new();

@@ -1,8 +1,9 @@
-//! A replica of the lock service before a store whose claims depend on the replica's session: the table by which the replica
-//! ends the claims of clients that are gone. Two clients share the session, which the heartbeats of either keep alive.
+//! A replica of the lock service on a store whose claims depend on the replica's session: the table by which the
+//! replica ends the claims of clients that have gone. Two clients share the session. A heartbeat of either client keeps
+//! it alive.
 //!
-//! Messages may be late without limit, overtake each other, or never arrive. The replica may stop (then it takes no step) and
-//! die. Time passes in ticks that all see alike.
+//! Messages may be late without limit, overtake each other, or never arrive. The replica may stop (then it takes no
+//! step) and die. Time passes in ticks that all parties see alike.
 
 mod model;
 mod replica;

@@ -30,7 +30,7 @@ impl Bound {
         let early = u8::from(self.is(Mutant::ReapsEarly));
         let due = entry.until > 0 && world.now + early >= entry.until && !self.is(Mutant::NoReaper);
         let again = entry.ending && !self.is(Mutant::DeletesOnce);
-        // Calls of one claim come one at a time.
+        // Calls about one claim go out one at a time.
         let calls = |message: &Message| matches!(*message, Message::Call { claim: other, .. } if other == claim);
         let busy = world.messages.iter().any(calls) && !self.is(Mutant::ReapsBesideACall);
         if world.lives && !busy && (due || again) {
@@ -38,8 +38,8 @@ impl Bound {
         }
     }
 
-    /// Whether the claim of a client that is gone stays for ever: its key is there, neither the table nor a message will end it,
-    /// and the other client keeps the session.
+    /// Whether the claim of a client that has gone stays for ever: its key exists, neither the table nor a message will
+    /// end it, and the other client keeps the session.
     fn is_orphan(&self, world: &World, claim: usize) -> bool {
         let (entry, other) = (world.table[claim], world.clients[1 - claim].stage);
         let comes = world.messages.iter().any(|message| {
@@ -142,7 +142,7 @@ impl Model for Bound {
                 (0..).zip(&world.clients).all(is_kept)
             }),
             Property::always(
-                "somebody ends the claim of a client that is gone",
+                "the claim of a client that has gone is ended",
                 |model: &Self, world: &World| {
                     (0..CLIENTS).all(|claim| !model.is_orphan(world, claim))
                 },

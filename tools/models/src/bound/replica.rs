@@ -30,7 +30,8 @@ impl Bound {
                 received,
                 holds,
             } if world.lives => {
-                // What was told is in the table. What is not there any more is not told as held.
+                // A client was told only what is in the table. A claim that is no longer in the table is not reported
+                // as held.
                 let told = received + self.lease(kind);
                 let lease = match holds && world.entry(claim).until >= told {
                     true => self.lease(kind),
@@ -62,7 +63,7 @@ impl Bound {
         }
     }
 
-    /// A request arrives at the replica. The claim is in the table before the store is asked.
+    /// A request arrives at the replica. The claim enters the table before the replica asks the store.
     fn asked(&self, world: &mut World, kind: Kind, claim: u8, number: u8) {
         let now = world.now;
         let lease = self.lease(kind);
@@ -71,7 +72,7 @@ impl Bound {
             ending,
             ended,
         } = *world.entry(claim);
-        // What was ended here begins anew with another id. A renewal of what is not there is lost.
+        // A claim that was ended here starts again with another id. A renewal of an unknown claim is lost.
         let refused = ending
             || (ended && !self.is(Mutant::PlacesAgainWhatItEnded))
             || (kind == Kind::Renew && until == 0);
@@ -99,7 +100,7 @@ impl Bound {
     fn call(&self, world: &mut World, kind: Kind, (claim, number): (u8, u8), received: u8) {
         let until = world.now + self.session;
         match kind {
-            // The late call of a dead replica makes no session anew.
+            // The late call of a dead replica makes no new session.
             Kind::Place if world.session == 0 && !world.lives => {}
             Kind::Place => {
                 world.session = world.session.max(until);
@@ -178,7 +179,7 @@ impl Bound {
         }
     }
 
-    /// The replica dies, with what it knew and what was on its way to it.
+    /// The replica dies. Its knowledge and the messages to it are lost.
     pub(super) fn die(&self, world: &mut World) {
         world.lives = false;
         world.table = Default::default();

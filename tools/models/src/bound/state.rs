@@ -10,18 +10,18 @@ pub(super) const CLIENTS: usize = 2;
 pub struct Bound {
     /// How many ticks there are.
     pub ticks: u8,
-    /// The lease that a renewal brings.
+    /// The lease after a renewal.
     pub ttl: u8,
     /// The claim window: how long a first grant lasts.
     pub window: u8,
-    /// How long the store keeps the session after it has heard of it.
+    /// How long the store keeps the session after it has heard from it.
     pub session: u8,
-    /// How many requests the first client may send; the second may send one less.
+    /// How many requests the first client may send; the second client may send one less.
     pub requests: u8,
     /// How many messages may be in flight at once.
     pub in_flight: u8,
-    /// Whether the replica keeps its session alive by a timer, not by its clients' heartbeats alone. The table ends claims all the
-    /// same, so that nothing breaks.
+    /// Whether a timer of the replica keeps its session alive, not only its clients' heartbeats. The table still ends
+    /// claims, so nothing breaks.
     pub keeps_alive: bool,
     /// The fault that is built in, if any.
     pub mutant: Option<Mutant>,
@@ -30,11 +30,11 @@ pub struct Bound {
 /// A fault that can be built in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mutant {
-    /// Nothing ends the claims of clients that are gone.
+    /// The claims of clients that have gone are never ended.
     NoReaper,
     /// A claim is withdrawn once, whether or not the store confirms that.
     DeletesOnce,
-    /// A claim is withdrawn beside a call about it that is under way.
+    /// A claim is withdrawn while a call about it is under way.
     ReapsBesideACall,
     /// An id that was ended here is placed again.
     PlacesAgainWhatItEnded,
@@ -42,7 +42,7 @@ pub enum Mutant {
     AnswersBeforeTheStore,
     /// The lease counts from the arrival of the answer.
     CountsFromTheAnswer,
-    /// A claim is withdrawn before the end of what its client was told.
+    /// A claim is withdrawn before the end of the lease that its client was told.
     ReapsEarly,
 }
 
@@ -62,7 +62,7 @@ impl Mutant {
 /// What a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
-    /// To take the lock, or to go on waiting.
+    /// To take the lock, or to continue waiting.
     Place,
     /// To renew.
     Renew,
@@ -73,7 +73,7 @@ pub enum Kind {
 pub enum Message {
     /// From a client to the replica.
     Ask {
-        /// What for.
+        /// The kind of request.
         kind: Kind,
         /// The claim.
         claim: u8,
@@ -87,7 +87,7 @@ pub enum Message {
     },
     /// From the replica to the store: a claim's key, or a heartbeat of the session.
     Call {
-        /// What for.
+        /// The kind of request.
         kind: Kind,
         /// The claim.
         claim: u8,
@@ -96,9 +96,9 @@ pub enum Message {
         /// When the replica received the request.
         received: u8,
     },
-    /// From the store to the replica: the answer to that.
+    /// From the store to the replica: the answer to such a call.
     Called {
-        /// What for.
+        /// The kind of request.
         kind: Kind,
         /// The claim.
         claim: u8,
@@ -109,7 +109,7 @@ pub enum Message {
         /// Whether the claim holds.
         holds: bool,
     },
-    /// From the replica to a client: it holds for so long from when it sent the request; 0: it does not.
+    /// From the replica to a client: it holds for so long after it sent the request; 0: it does not hold.
     Answer {
         /// The claim.
         claim: u8,
@@ -153,7 +153,7 @@ pub struct Client {
     pub(super) used: u8,
     /// The request whose answer it waits for; 0 for none.
     pub(super) pending: u8,
-    /// When it sent that.
+    /// When it sent that request.
     pub(super) sent: u8,
     /// When its validity ends.
     pub valid: u8,
@@ -164,7 +164,7 @@ pub struct Client {
 pub struct Entry {
     /// Until when it keeps the claim; 0 if it does not know it.
     pub(super) until: u8,
-    /// It withdraws the claim again and again until the store confirms that.
+    /// The replica withdraws the claim again and again until the store confirms that.
     pub(super) ending: bool,
     /// The store has confirmed that.
     pub(super) ended: bool,
@@ -176,7 +176,7 @@ pub struct World {
     /// The time.
     pub now: u8,
     pub(super) clients: [Client; CLIENTS],
-    /// The store's keys, all on the one session, in order. The first holds.
+    /// The store's keys, in order. All are on the one session. The first one holds.
     pub(super) keys: Vec<u8>,
     /// Until when the store keeps the session; 0 if there is none.
     pub(super) session: u8,
@@ -204,7 +204,7 @@ pub enum Step {
     Release(u8),
     /// A client dies.
     Die(u8),
-    /// The replica withdraws a claim that is past its time, or does so again.
+    /// The replica withdraws a claim whose time is over, or withdraws it again.
     Reap(u8),
     /// The replica keeps its session alive by itself.
     KeepAlive,
@@ -218,7 +218,7 @@ impl Bound {
         self.mutant == Some(mutant)
     }
 
-    /// What a request of this kind brings.
+    /// The lease that a request of this kind gives.
     pub(super) fn lease(&self, kind: Kind) -> u8 {
         match kind {
             Kind::Place => self.window,
@@ -236,13 +236,13 @@ impl World {
         &mut self.table[usize::from(claim)]
     }
 
-    /// Puts a message on its way.
+    /// Sends a message.
     pub(super) fn send(&mut self, message: Message) {
         self.messages.insert(message);
     }
 }
 
-/// A client that has released or lost the lock, or is dead. What it knew no longer matters.
+/// A client that has released or lost the lock, or is dead. Its knowledge no longer matters.
 pub(super) const GONE: Client = Client {
     stage: Stage::Gone,
     used: 0,

@@ -21,7 +21,7 @@ impl Claims {
             Message::Push { claim, token } => match world.clients[usize::from(claim)].stage {
                 Stage::Asking => self.pushed(world, claim, token),
                 Stage::Holding => {}
-                // The client no longer wants the lock: it releases it, or abandons it if it has lost it before.
+                // The client no longer wants the lock. It releases the lock, or abandons it if it has already lost it.
                 stage => {
                     let abandon = stage == Stage::Leaving { abandon: true };
                     send(world, Message::Withdraw { claim, abandon });
@@ -126,7 +126,7 @@ impl Claims {
         let now = world.now;
         let client = &mut world.clients[usize::from(claim)];
         if valid <= now {
-            // The answer came too late. The client may send another request, or leave.
+            // The answer came too late. The client may send another request, or give up.
             return;
         }
         client.stage = Stage::Holding;
@@ -175,7 +175,7 @@ impl Claims {
                         world.kept_until = world.kept_until.max(client.valid + self.delay);
                     }
                 }
-                // Every grant to it has ended by now.
+                // All grants to this client have ended by now.
                 Stage::Leaving { .. } if world.now > client.last + self.lease + self.delay => {
                     done(client);
                 }

@@ -103,7 +103,7 @@ impl Model for Claims {
             let claim = index as u8;
             let may_send = client.sent < self.requests;
             match client.stage {
-                // Idle clients are equal, so they start in the order of their numbers.
+                // Idle clients are alike, so they start in the order of their numbers.
                 Stage::Idle => {
                     if index == 0 || world.clients[index - 1].stage != Stage::Idle {
                         steps.push(Step::Ask(claim));
@@ -122,7 +122,7 @@ impl Model for Claims {
                     steps.push(Step::Leave(claim));
                 }
                 Stage::Leaving { .. } => {
-                    // One request more than the others.
+                    // One request more than for the others.
                     if client.sent <= self.requests {
                         steps.push(Step::Withdraw(claim));
                     }

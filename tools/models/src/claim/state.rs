@@ -155,7 +155,7 @@ pub enum Stage {
     Asking,
     /// It holds until its validity ends.
     Holding,
-    /// It withdraws until the store confirms that.
+    /// It withdraws its claim until the store confirms that.
     Leaving {
         /// Whether it has lost the lock.
         abandon: bool,
@@ -208,11 +208,11 @@ pub struct World {
     pub(super) messages: BTreeSet<Message>,
     /// The highest token that a client has held with.
     pub(super) highest: u8,
-    /// A client has held with a lower token after that.
+    /// A later client has held with a lower token.
     pub(super) inverted: bool,
     /// Until when the lock-delay keeps a lost lock from other clients.
     pub(super) kept_until: u8,
-    /// The lock was granted before that.
+    /// The lock was granted before the end of the lock-delay.
     pub(super) too_early: bool,
     /// The store has confirmed a withdrawal, but the claim is still queued.
     pub(super) leftover: bool,
@@ -246,7 +246,7 @@ impl Claims {
     }
 }
 
-/// Ends a client. What it knew no longer matters.
+/// Ends a client. Its knowledge no longer matters.
 pub(super) fn done(client: &mut Client) {
     *client = Client {
         stage: Stage::Done,
@@ -254,7 +254,7 @@ pub(super) fn done(client: &mut Client) {
     };
 }
 
-/// A client that has not asked.
+/// A client that has not sent a request.
 pub(super) const IDLE: Client = Client {
     stage: Stage::Idle,
     sent: 0,
@@ -267,7 +267,7 @@ pub(super) const IDLE: Client = Client {
     last: 0,
 };
 
-/// Puts a message on its way.
+/// Sends a message.
 pub(super) fn send(world: &mut World, message: Message) {
     world.messages.insert(message);
 }

@@ -104,8 +104,8 @@ impl Http {
         }
     }
 
-    /// Drops what no longer matters, so that equal situations are one state: what a client knew that leaves, answers that no
-    /// client waits for, the numbers of requests whose answers no client waits for, and what is over at the store.
+    /// Drops what no longer matters, so that equal situations are one state: the knowledge of a client that leaves,
+    /// answers and numbers of requests that no client waits for, and what has ended at the store.
     pub(super) fn forget(&self, world: &mut World) {
         let World {
             clients,

@@ -1,9 +1,10 @@
-//! A claim's life through replicas of the lock service that keep nothing but open polls, before one store with leases: request,
-//! poll, hand-off by push, give-back of a push that nobody heard, first grant of one claim window, renewal, release.
+//! A claim's life through replicas of the lock service that keep only open polls, on one store with leases: request,
+//! poll, hand-off by push, give-back of a push that no client received, first grant of one claim window, renewal,
+//! release.
 //!
-//! Each client has one claim and sends every request through any of two replicas. Requests, pushes, give-backs and answers may be
-//! late without limit, overtake each other, or never arrive; some requests arrive twice. A replica or a client that is stopped is
-//! one whose messages are late. Time passes in ticks that all see alike.
+//! Each client has one claim and sends every request through either of two replicas. Requests, pushes, give-backs and
+//! answers may be late without limit, overtake each other, or never arrive; some requests arrive twice. A stopped
+//! replica or client is one whose messages are late. Time passes in ticks that all parties see alike.
 
 mod client;
 mod model;

@@ -60,7 +60,8 @@ impl Http {
     fn steps_of(&self, world: &World, claim: u8, steps: &mut Vec<Step>) {
         let client = &world.clients[usize::from(claim)];
         for replica in 0..REPLICAS as u8 {
-            // Replicas are alike: only a place cares which it is, and the first claim's first place goes to the first.
+            // Replicas are alike. Only a place depends on the replica, and the first place of the first claim goes to
+            // the first replica.
             let alike = claim == 0 && client.used == 0;
             match self.sends(world, claim) {
                 Some(Kind::Place) if replica > 0 && alike => {}
@@ -94,7 +95,7 @@ impl Http {
         stage && client.valid > now
     }
 
-    /// Whether the store keeps for this client what it believes, for at least as long.
+    /// Whether the store keeps the lock for this client at least as long as the client believes.
     fn is_kept(&self, world: &World, claim: u8) -> bool {
         let client = &world.clients[usize::from(claim)];
         let is_this = |holder: Holder| {
@@ -103,7 +104,7 @@ impl Http {
         !self.believes(client, world.now) || world.holder.is_some_and(is_this)
     }
 
-    /// Whether a claim whose withdrawal was answered has no more than what a late request may bring.
+    /// Whether a claim whose withdrawal was answered has at most what a late request may cause.
     fn leaves_little(&self, world: &World, claim: u8) -> bool {
         let now = world.now;
         let holds = |holder: Holder| holder.claim == claim && holder.until > now + self.window;
@@ -245,7 +246,7 @@ impl Model for Http {
             ),
             Property::always("tokens rise", |_, world: &World| !world.inverted),
             Property::always(
-                "what comes late is over after a claim window",
+                "the effect of a late request ends after a claim window",
                 |model: &Self, world: &World| {
                     (0..model.clients).all(|claim| model.leaves_little(world, claim))
                 },

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 /// How many replicas there are.
 pub(super) const REPLICAS: usize = 2;
 
-/// The most clients.
+/// The maximum number of clients.
 pub(super) const CLIENTS: usize = 3;
 
 /// The size of the search, and the fault that is built in.
@@ -15,13 +15,13 @@ pub struct Http {
     pub clients: u8,
     /// How many ticks there are.
     pub ticks: u8,
-    /// The whole lease, which a renewal brings.
+    /// The whole lease, after a renewal.
     pub ttl: u8,
     /// The claim window: how long a first grant and a pushed one last.
     pub window: u8,
     /// How many requests each client may send before it leaves.
     pub requests: [u8; CLIENTS],
-    /// How many releases each client may send beyond that.
+    /// How many additional releases each client may send.
     pub leaves: u8,
     /// How many messages may be in flight at once.
     pub in_flight: u8,
@@ -29,7 +29,7 @@ pub struct Http {
     pub repeats: u8,
     /// Whether the search begins with one client that holds and all others queued, instead of with idle clients.
     pub crowded: bool,
-    /// Whether another process goes on with a hold after its end: it renews, and believes only from the answer.
+    /// Whether another process continues with a hold after its end. It renews, and believes only from the answer on.
     pub detached: bool,
     /// The fault that is built in, if any.
     pub mutant: Option<Mutant>,
@@ -44,9 +44,9 @@ pub enum Mutant {
     PlaceShortens,
     /// A renewal prolongs the claim's grant whatever its token.
     RenewsByIdAlone,
-    /// A push that nobody heard is given back by the claim alone, whatever the grant's token.
+    /// A push that no client received is given back by the claim alone, whatever the grant's token.
     GivesBackWithoutToken,
-    /// A replica withdraws a claim that does not ask it any more.
+    /// A replica withdraws a claim that no longer polls it.
     GatewayWithdrawsTheSilent,
     /// The first grant lasts the whole lease.
     FirstGrantIsWhole,
@@ -79,7 +79,7 @@ impl Mutant {
 /// What a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
-    /// To take the lock, to join the queue, or to go on waiting.
+    /// To take the lock, to join the queue, or to continue waiting.
     Place,
     /// To renew.
     Renew,
@@ -105,20 +105,20 @@ pub enum Answer {
 /// A message in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Message {
-    /// A request, by way of a replica to the store: late on either way is late.
+    /// A request, through a replica to the store. A delay on either part of the way has the same effect.
     Request {
-        /// What for.
+        /// The kind of request.
         kind: Kind,
         /// The claim.
         claim: u8,
-        /// The client's number of it; 0 if nobody waits for the answer.
+        /// The client's number of the request; 0 if no client waits for the answer.
         number: u8,
         /// The replica.
         replica: u8,
         /// The token that a renewal names.
         token: u8,
     },
-    /// From a replica to the store: a push that no poll waited for.
+    /// From a replica to the store: a push for which no poll was open.
     GiveBack {
         /// The claim.
         claim: u8,
@@ -136,7 +136,7 @@ pub enum Message {
     },
     /// From a replica to a client.
     Answer {
-        /// What it says.
+        /// The answer.
         answer: Answer,
         /// The claim.
         claim: u8,
@@ -154,9 +154,9 @@ pub enum Stage {
     Asking,
     /// It holds until its validity ends.
     Holding,
-    /// Its validity has ended, and another process may go on with the claim.
+    /// Its validity has ended, and another process may continue with the claim.
     Elsewhere,
-    /// It withdraws until that is answered.
+    /// It withdraws until the withdrawal is answered.
     Leaving,
     /// Its withdrawal was answered.
     Done,
@@ -171,7 +171,7 @@ pub struct Client {
     pub(super) used: u8,
     /// The request whose answer it waits for; 0 for none.
     pub(super) pending: u8,
-    /// When it sent that.
+    /// When it sent that request.
     pub(super) sent: u8,
     /// Its token.
     pub token: u8,
@@ -181,7 +181,7 @@ pub struct Client {
     pub(super) again: bool,
 }
 
-/// Who holds at the store.
+/// The holder at the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Holder {
     /// The claim.
@@ -190,7 +190,7 @@ pub struct Holder {
     pub until: u8,
     /// The token.
     pub token: u8,
-    /// Whether a request of the claim has found the grant; a push alone does not say that it was heard.
+    /// Whether a request of the claim has found the grant. A push alone does not show that a client received it.
     pub(super) confirmed: bool,
 }
 
@@ -201,11 +201,11 @@ pub struct Waiter {
     pub claim: u8,
     /// Until when it keeps its place.
     pub until: u8,
-    /// Through which replica it asked last.
+    /// The replica through which it asked last.
     pub(super) replica: u8,
 }
 
-/// An open poll: the request, and the counter of tokens when it came.
+/// An open poll: the request, and the counter of tokens when it arrived.
 pub(super) type Poll = Option<(u8, u8)>;
 
 /// The state of the whole model.
@@ -220,15 +220,15 @@ pub struct World {
     /// The highest token that was drawn.
     pub(super) counter: u8,
     pub(super) polls: [[Poll; CLIENTS]; REPLICAS],
-    /// For each replica the claims that have asked it. Kept only for the fault that needs it.
+    /// The claims that have asked each replica. Kept only for the fault that needs it.
     pub(super) seen: [u8; REPLICAS],
     /// The messages in flight.
     pub(super) messages: BTreeSet<Message>,
     /// How many requests may still arrive twice.
     pub(super) repeats: u8,
-    /// The highest token that was believed, and by whom.
+    /// The highest token that was believed, and the client that believed it.
     pub(super) highest: (u8, u8),
-    /// A client has believed in a lower token after that.
+    /// A client has believed in a lower token after that one.
     pub(super) inverted: bool,
     /// A claim was granted the lock after its withdrawal was answered.
     pub(super) granted_again: bool,
@@ -271,13 +271,13 @@ impl World {
         &mut self.polls[usize::from(replica)][usize::from(claim)]
     }
 
-    /// Puts a message on its way.
+    /// Sends a message.
     pub(super) fn send(&mut self, message: Message) {
         self.messages.insert(message);
     }
 }
 
-/// A client that has not asked.
+/// A client that has not sent a request.
 pub(super) const IDLE: Client = Client {
     stage: Stage::Idle,
     used: 0,

@@ -1,4 +1,4 @@
-//! The steps of the store, and of the replicas before it.
+//! The steps of the store, and of its replicas.
 
 use super::state::{Answer, Holder, Http, Kind, Message, Mutant, Stage, Waiter, World};
 
@@ -81,7 +81,7 @@ impl Http {
         }
     }
 
-    /// Grants the lock, keeps what the claim has, or queues it; then its poll stays open.
+    /// Grants the lock, keeps the claim's grant, or queues the claim; then its poll stays open.
     fn place(&self, world: &mut World, (claim, number): (u8, u8), replica: u8) -> Option<Answer> {
         let asked = world.now + self.first_lease();
         let shortens = self.is(Mutant::PlaceShortens);

@@ -7,30 +7,30 @@ use super::state::{GRANT, Mutant, NEW, OLD, SECOND};
 pub struct Migration {
     /// The phase at the beginning.
     pub start: u8,
-    /// How often the phase may change, beside leaving the hush.
+    /// How often the phase may change, not counting a step out of the hush.
     pub walks: u8,
-    /// How many grants are believed.
+    /// How many grants may be believed.
     pub grants: u8,
     /// How many tokens each store draws.
     pub draws: u8,
-    /// For how many ticks knowledge of the phase carries a hold. It carries a new grant for one.
+    /// For how many ticks knowledge of the phase is valid for a hold. For a new grant it is valid for one tick.
     pub hold: u8,
     /// Whether stores go away and come back.
     pub outages: bool,
-    /// Whether one store may lose its record, once.
+    /// Whether one store may lose its record once.
     pub losses: bool,
     /// Whether the phase only moves away from the start.
     pub one_way: bool,
-    /// Near the ends knowledge carries a grant as long as a hold, and the hush waits for that.
+    /// Near the ends, knowledge is valid for a grant as long as for a hold, and the hush waits for that time.
     pub relaxed: bool,
-    /// Whether a second change may follow, back to the store from which the first one came, with records of its own.
+    /// Whether a second change may follow, back to the store where the first one began, with its own records.
     pub second: bool,
-    /// The fault that is built in, or a variant.
+    /// The fault or variant that is built in, if any.
     pub mutant: Option<Mutant>,
 }
 
 impl Migration {
-    /// Two grants and two tokens a store, from this phase.
+    /// Starts in this phase, with two grants and two tokens for each store.
     #[must_use]
     pub const fn from(start: u8, walks: u8) -> Self {
         Self {
@@ -63,7 +63,7 @@ impl Migration {
         in_order(phase, needs)
     }
 
-    /// The stores that a new grant takes, and the one whose token it has.
+    /// The stores in which a new grant takes the lock, and the store whose token it has.
     pub(super) fn takes(&self, phase: u8) -> Option<([bool; 2], usize)> {
         let [first, second] = order(phase);
         let (takes, counts) = match phase % SECOND {
@@ -78,7 +78,7 @@ impl Migration {
         Some((in_order(phase, takes), counts))
     }
 
-    /// How long both records must have said the same before the next step.
+    /// How long both records must have had the same phase before the next step.
     pub(super) const fn pause_before(&self, from: u8, to: u8) -> u8 {
         if self.is(Mutant::StepsAtOnce) {
             return 0;
@@ -93,7 +93,7 @@ impl Migration {
     }
 }
 
-/// The store that is left and the one that is moved to, by the change of this phase.
+/// The store from which the change of this phase moves, and the store to which it moves.
 pub(super) const fn order(phase: u8) -> [usize; 2] {
     match phase < SECOND {
         true => [OLD, NEW],
@@ -101,7 +101,7 @@ pub(super) const fn order(phase: u8) -> [usize; 2] {
     }
 }
 
-/// What is said of those two, by store.
+/// Sorts two values, given in that order, by store.
 fn in_order(phase: u8, of: [bool; 2]) -> [bool; 2] {
     order(phase).map(|store| of[store])
 }

@@ -1,4 +1,4 @@
-//! What clients do.
+//! The steps of clients.
 
 use super::bounds::order;
 use super::model::Steps;
@@ -21,7 +21,7 @@ impl Steps<'_> {
         self.believes(client);
     }
 
-    /// Asks for the record: what it was at some moment since the request was sent.
+    /// Asks for the record. The answer is the record at some moment since the request was sent.
     fn hears(&mut self, client: usize, store: usize) {
         let of = self.from.stores[store];
         let ago = u8::from(!self.migration.is(Mutant::CountsFromAnswer));
@@ -39,7 +39,7 @@ impl Steps<'_> {
             let mut to = self.from;
             let of_second = phase >= SECOND;
             if to.clients[client].of_second != of_second {
-                // Another program, which begins anew.
+                // This is another program, which starts without knowledge.
                 to.let_go(client);
             }
             let own = &mut to.clients[client];
@@ -55,7 +55,7 @@ impl Steps<'_> {
         }
     }
 
-    /// Takes a store, prolongs what it has there, or completes what it holds.
+    /// Takes a store, prolongs its lease there, or completes its hold.
     fn takes(&mut self, client: usize, store: usize) {
         let (own, of) = (self.from.clients[client], self.from.stores[store]);
         if own.phase == NONE {
@@ -75,7 +75,7 @@ impl Steps<'_> {
         }
         let mut to = self.from;
         if !mine && own.tokens[store] != 0 {
-            // Its claim was over, and somebody else might have held.
+            // Its claim had ended, and another client might have held the lock.
             to.let_go(client);
             return self.add(Event::Loses(client, store), to);
         }
@@ -101,7 +101,7 @@ impl Steps<'_> {
         }
     }
 
-    /// Begins to believe, if it has all that its phase asks for.
+    /// Begins to believe, if it has all that its phase needs.
     fn believes(&mut self, client: usize) {
         let own = self.from.clients[client];
         if own.believes || own.phase == NONE || self.from.grants >= self.migration.grants {

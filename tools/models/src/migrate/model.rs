@@ -1,4 +1,4 @@
-//! The search: the first state, the steps that are nobody's, and the properties.
+//! The search: the first state, the steps of no party, and the properties.
 
 use stateright::{Model, Property};
 
@@ -34,7 +34,7 @@ impl Steps<'_> {
         for client in &mut to.clients {
             client.age = (client.age + 1).min(hold);
             if client.age == hold && !client.believes {
-                // It will have to ask again before anything else.
+                // It must ask again before anything else.
                 client.phase = NONE;
                 client.floors = [0; 2];
             }
@@ -77,7 +77,7 @@ impl Steps<'_> {
 }
 
 impl Migration {
-    /// Whether what a client believes is good still.
+    /// Whether the belief of a client is still valid.
     fn is_valid(&self, client: &Client) -> bool {
         if client.phase == NONE {
             return false;
@@ -93,7 +93,8 @@ impl Model for Migration {
     type Action = Step;
 
     fn init_states(&self) -> Vec<State> {
-        // The store whose tokens do not count is behind. Those of the new one were raised before it counted.
+        // The store whose tokens do not count has lower tokens. The tokens of the new store were raised before they
+        // counted.
         let far = self.start > 2;
         let hush_from = if self.start == 2 { 1 } else { NONE };
         let floors = if far { [0, 3] } else { [0, 0] };

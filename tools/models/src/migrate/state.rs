@@ -1,15 +1,15 @@
-//! What a state is made of.
+//! The parts of a state.
 
 use std::fmt;
 
 /// For how many ticks a store keeps a grant.
 pub(super) const LEASE: u8 = 2;
-/// For how many ticks knowledge carries a new grant.
+/// For how many ticks knowledge is valid for a new grant.
 pub(super) const GRANT: u8 = 1;
 /// No record, or no knowledge.
 pub(super) const NONE: u8 = 15;
 
-/// The phase of the second change that is the first of it: the stores have changed their parts.
+/// The first phase of the second change, in which the stores are exchanged.
 pub(super) const SECOND: u8 = 5;
 
 pub(super) const OLD: usize = 0;
@@ -18,17 +18,17 @@ pub(super) const NEW: usize = 1;
 /// A way to build it wrong, or a variant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mutant {
-    /// From "both, old counts" straight to "both, new counts".
+    /// A step from "both, old counts" directly to "both, new counts".
     NoHush,
     /// The last step waits only as long as the others.
     LastStepAsOthers,
-    /// Steps follow at once.
+    /// Steps follow each other at once.
     StepsAtOnce,
     /// Knowledge counts from the answer, not from the request.
     CountsFromAnswer,
-    /// A hold outlives the knowledge that it was made by.
+    /// A hold outlives the knowledge on which it is based.
     HoldsOutliveKnowledge,
-    /// With two stores in charge, a grant takes only the one whose token counts.
+    /// While both stores grant, a grant takes only the store whose token counts.
     TakesOneOfTwo,
     /// A token from before the floor is believed.
     IgnoresFloor,
@@ -36,23 +36,23 @@ pub enum Mutant {
     FloorBeforeHush,
     /// There is no floor.
     NoFloor,
-    /// A second administrator writes one store without having won the other.
+    /// A second administrator writes to one store without having won the other one.
     TwoAdministrators,
-    /// A store without a record is taken for one in phase 0.
+    /// A store without a record counts as a store in phase 0.
     NoRecordIsOld,
-    /// In the hush a hold may have the old store alone. The search finds nothing wrong with it.
+    /// In the hush a hold may have the old store alone. The search finds no violation with it.
     HushNeedsNoPair,
-    /// On the way back the hush takes no floor, wherever it came from.
+    /// A step back takes no floor in the hush, whatever phase the hush came from.
     NoFloorBack,
-    /// A store that has lost its record gets back from where the other one knows the hush to have come.
+    /// A store that has lost its record gets the phase before the hush back from the other store.
     LostRecordKeepsOrigin,
-    /// The floor of the first change is thought to do for the second one.
+    /// The floor of the first change is used for the second one, too.
     NoSecondFloor,
-    /// The second change does not wait for those who know the first one only.
+    /// The second change does not wait for clients that know only the first one.
     SecondIsHasty,
-    /// The second change begins before the first is over.
+    /// The second change begins before the first one is over.
     SecondBeforeTheEnd,
-    /// A grant by knowledge that is good for a hold only.
+    /// A grant uses knowledge that is valid for a hold only.
     GrantsByOldKnowledge,
 }
 
@@ -62,20 +62,20 @@ pub(super) struct Client {
     pub(super) phase: u8,
     /// Whether it is a program of the second change.
     pub(super) of_second: bool,
-    /// How old that knowledge is.
+    /// The age of that knowledge.
     pub(super) age: u8,
     pub(super) floors: [u8; 2],
-    /// What is left of its leases, as it believes.
+    /// The rest of its leases, as it believes.
     pub(super) left: [u8; 2],
     pub(super) tokens: [u8; 2],
     pub(super) believes: bool,
 }
 
-/// Who has the lock at a store.
+/// The holder at a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Holder {
     Nobody,
-    /// Somebody who is done with it: the withdrawal is on its way.
+    /// A client that no longer wants it. Its withdrawal is in flight.
     Leaving,
     Client(usize),
 }
@@ -88,10 +88,10 @@ pub(super) struct Store {
     pub(super) counter: u8,
     pub(super) draws: u8,
     pub(super) record: u8,
-    /// Part of the record: in the hush, the phase before it.
+    /// Part of the record. In the hush: the phase before it.
     pub(super) hush_from: u8,
     pub(super) floors: [u8; 2],
-    /// Record and floors before the last tick.
+    /// The record and the floors before the last tick.
     pub(super) before: (u8, [u8; 2]),
 }
 
@@ -107,9 +107,9 @@ pub(super) enum Broken {
 pub struct State {
     pub(super) clients: [Client; 2],
     pub(super) stores: [Store; 2],
-    /// How long both records have said the same.
+    /// How long both records have had the same phase.
     pub(super) since: u8,
-    /// The floor that is ready for the next phase, and the store that it is for.
+    /// The floor that is ready for the next phase, and the store of its tokens.
     pub(super) ready: Option<(usize, u8)>,
     pub(super) walks: u8,
     pub(super) highest: u8,
@@ -123,13 +123,13 @@ pub struct State {
 pub enum Event {
     /// A tick passes.
     Tick,
-    /// A store goes away, or is back.
+    /// A store goes away, or comes back.
     Outage(usize),
     /// A withdrawal arrives.
     Withdrawal(usize),
     /// A store forgets its record.
     RecordLost(usize),
-    /// A client hears from a store, which it asked so many ticks ago.
+    /// A client gets an answer from a store, whose request is so many ticks old.
     Hears {
         /// The client.
         client: usize,
@@ -140,11 +140,11 @@ pub enum Event {
         /// The ticks.
         ago: u8,
     },
-    /// A client hears that its claim at a store is over.
+    /// A client learns that its claim at a store has ended.
     Loses(usize, usize),
-    /// A client is granted a store, and does not hear it.
+    /// A store grants the lock to a client that does not learn of it.
     Unheard(usize, usize),
-    /// A client has a store, which it asked so many ticks ago.
+    /// A client has a store. Its request is so many ticks old.
     Has {
         /// The client.
         client: usize,
@@ -153,25 +153,25 @@ pub enum Event {
         /// The ticks.
         ago: u8,
     },
-    /// A client lets go.
+    /// A client releases the lock.
     LetsGo(usize),
     /// A client gives back a token that is not above the floor.
     GivesBack(usize),
     /// A client begins to believe.
     Believes(usize, u8),
-    /// A record that was lost, or that is behind, is written.
+    /// A record that was lost or that is behind is written.
     Repairs(usize),
     /// Another administrator writes a phase to the new store alone.
     Intrudes(u8),
     /// The floor is taken, for the tokens of this store.
     TakesFloor(usize),
-    /// The record that decides goes on to this phase.
+    /// The record that decides changes to this phase.
     Phase(u8),
-    /// The first change goes back a step while the second one is prepared.
+    /// The first change goes back by one step while the second one is prepared.
     Meets,
 }
 
-/// A step, and where it leads.
+/// A step, and the state after it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Step {
     /// What happens.
@@ -186,7 +186,7 @@ impl fmt::Debug for Step {
 }
 
 impl State {
-    /// What a client has at one store is over for it: a withdrawal goes out.
+    /// A client gives up its lease at one store, and a withdrawal is sent.
     pub(super) fn drop_claim(&mut self, client: usize, store: usize) {
         self.clients[client].left[store] = 0;
         self.clients[client].tokens[store] = 0;
@@ -203,7 +203,7 @@ impl State {
         self.clients[client].believes = false;
     }
 
-    /// The clients are alike: each state stands for both orders of them.
+    /// Clients are alike, so each state also represents the state with the clients exchanged.
     pub(super) fn sorted(mut self) -> Self {
         let key = |state: &Self, client: usize| {
             let holds = |store: usize| state.stores[store].holder == Holder::Client(client);

@@ -1,4 +1,4 @@
-//! What administrators do: they write the records, and walk through the phases.
+//! The steps of administrators: they write the records, and change the phase.
 
 use super::bounds::order;
 use super::model::Steps;
@@ -16,7 +16,7 @@ impl Steps<'_> {
             let to = match (old, to) {
                 (1, 2) if self.migration.is(Mutant::NoHush) => 3,
                 (3, 2) if self.migration.is(Mutant::NoHush) => 1,
-                // The second change, of a set of its own.
+                // This step belongs to the second change, which has a set of its own.
                 (SECOND, 4) => continue,
                 _ => to,
             };
@@ -28,8 +28,8 @@ impl Steps<'_> {
         }
     }
 
-    /// A second change takes the store that is in charge for its old one, whose record decides from now on. It does not wait:
-    /// by what is known of the first change's last phase, holds need the same store.
+    /// The second change starts from the store that grants now. That store's record decides from now on. There is no
+    /// wait: a client that knows the last phase of the first change needs the same store for a hold.
     fn begin_second(&mut self) {
         let mut to = self.from;
         if to.stores[NEW].up {
@@ -43,7 +43,7 @@ impl Steps<'_> {
         }
     }
 
-    /// A record that was lost comes back from the other store, and the one that does not decide follows the one that does.
+    /// A lost record is restored from the other store. The record that does not decide follows the one that decides.
     fn repair(&mut self, old: u8, new: u8) {
         let from = self.from;
         let second = |record| record != NONE && record >= SECOND;
@@ -54,7 +54,7 @@ impl Steps<'_> {
             self.add(Event::Meets, to);
         }
         if (decides, old) == (NEW, 3) && !self.migration.is(Mutant::SecondBeforeTheEnd) {
-            // Neither goes on: each finds the other's record.
+            // Neither of them continues, since each finds the other's record.
             return;
         }
         let lost = from.stores[decides].record == NONE;
@@ -67,7 +67,7 @@ impl Steps<'_> {
                 own.before = (own.record, own.floors);
             }
             (own.record, own.floors) = (source.record, source.floors);
-            // What was lost may have been the end of the hush.
+            // The lost record may have had the end of the hush.
             let forgets = lost && !self.migration.is(Mutant::LostRecordKeepsOrigin);
             own.hush_from = if forgets { NONE } else { source.hush_from };
             if lost {
@@ -90,7 +90,7 @@ impl Steps<'_> {
         }
     }
 
-    /// Takes the floor of the store whose tokens are to count next, once nobody is granted anything.
+    /// Takes the floor of the store whose tokens will count next, once no client is granted anything.
     fn take_floor(&mut self, phase: u8) {
         let (from, migration) = (self.from, self.migration);
         let no_hush = migration.is(Mutant::NoHush);
@@ -122,7 +122,7 @@ impl Steps<'_> {
         let (from, migration) = (self.from, self.migration);
         let [arbiter, next] = order(old);
         let forward = phase > old;
-        // It may not stop in the middle, where nothing is granted.
+        // It must not stop in the middle, where nothing is granted.
         let walks = from.walks < migration.walks || old % SECOND == 2;
         let may = phase <= SECOND + 4 && phase != SECOND && walks && from.stores[arbiter].up;
         let turns = migration.one_way && forward == (migration.start > 2 && !migration.second);
@@ -139,7 +139,7 @@ impl Steps<'_> {
             Some(Mutant::NoSecondFloor) => old > SECOND,
             _ => false,
         };
-        // Back to where the hush came from, the tokens go on as they were.
+        // Back in the phase from which the hush came, the tokens continue as before.
         let decides = (old % SECOND == 2 && phase != old && origin != phase) || jumps;
         if decides && !wrong && !set_floor(&mut to, arbiter, counts) {
             return;
@@ -159,7 +159,7 @@ impl Steps<'_> {
     }
 }
 
-/// Writes the floor with the record. `false` if it was not taken for this store.
+/// Writes the floor with the record. `false` if the floor was taken for another store.
 fn set_floor(to: &mut State, arbiter: usize, counts: usize) -> bool {
     match to.ready {
         Some((target, floor)) if target == counts => {

@@ -6,7 +6,7 @@ use super::server::Etcd;
 use crate::failure::{Failure, Result};
 use crate::http;
 
-/// The administrator, if users are on.
+/// The administrator, if there are users.
 const ROOT: (&str, &str) = ("root", "root-of-the-testbed");
 
 impl Etcd {
@@ -27,7 +27,7 @@ impl Etcd {
         let (key, range_end) = range_of(prefix);
         let range = json!({"key": key, "range_end": range_end, "count_only": true});
         let answer = self.call("kv/range", &range)?;
-        // The server omits zero, and sends numbers of 64 bits as text.
+        // The server omits a zero, and sends numbers of 64 bits as text.
         let count = answer["count"].as_str().unwrap_or("0");
         count.parse().map_err(Failure::to("count keys"))
     }
@@ -78,7 +78,7 @@ impl Etcd {
     /// The member that leads.
     ///
     /// # Errors
-    /// If none does.
+    /// If no member leads.
     pub fn leader(&self) -> Result<usize> {
         let leader = (0..self.size()).find(|member| self.leads(*member));
         leader.ok_or_else(|| Failure::new("no member of the cluster leads"))
@@ -174,7 +174,7 @@ impl Etcd {
     }
 }
 
-/// The first key with a prefix and the end of their range, in base64.
+/// The range of the keys with a prefix: its first key and its end, in base64.
 fn range_of(prefix: &str) -> (String, String) {
     let mut end = prefix.as_bytes().to_vec();
     if let Some(last) = end.last_mut() {

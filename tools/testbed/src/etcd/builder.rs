@@ -12,8 +12,8 @@ pub struct EtcdBuilder {
 }
 
 impl EtcdBuilder {
-    /// Clients must use TLS. The servers have a certificate for `localhost` and 127.0.0.1 of an
-    /// authority of its own ([`Etcd::ca`](crate::Etcd::ca)). Needs the command `openssl`.
+    /// Clients must use TLS. The servers have a certificate for `localhost` and 127.0.0.1 of their own authority
+    /// ([`Etcd::ca`](crate::Etcd::ca)). Needs the command `openssl`.
     pub fn tls(mut self) -> Self {
         self.tls = true;
         self

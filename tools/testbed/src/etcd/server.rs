@@ -22,7 +22,7 @@ impl EtcdBuilder {
     /// Starts it, and waits until it has a leader.
     ///
     /// # Errors
-    /// If etcd is not installed, or does not come up; then with the end of its log.
+    /// If etcd is not installed, or does not start; then with the end of its log.
     pub fn start(self) -> Result<Etcd> {
         let server = program("etcd", "etcd-server")?;
         let mut members = Vec::new();
@@ -85,14 +85,14 @@ pub(super) struct Member {
     pub(super) metrics: Port,
     peer: PeerPort,
     process: Mutex<Option<Process>>,
-    // Last, so that the server is gone before its directory is.
+    // Last, so that the server has ended before its directory is removed.
     dir: Dir,
 }
 
 #[derive(Debug)]
 enum PeerPort {
     Own(Port),
-    /// Where it listens, and the port at which the others reach it.
+    /// Where it listens, and the port at which the other members reach it.
     Behind(u16, u16),
 }
 
@@ -174,20 +174,20 @@ impl Etcd {
         self.members[member].client.number()
     }
 
-    /// The file with the certificate of the authority that has signed the servers'.
+    /// The file with the certificate of the authority that signed the servers' certificates.
     #[must_use]
     pub fn ca(&self) -> String {
         self.members[0].dir.join("ca.crt")
     }
 
-    /// The files with a certificate of that authority and its key, which clients may use, too.
+    /// The files with a certificate of that authority and its key. Clients may use them, too.
     #[must_use]
     pub fn certificate(&self) -> (String, String) {
         let dir = &self.members[0].dir;
         (dir.join("server.crt"), dir.join("server.key"))
     }
 
-    /// SIGSTOP: connections stay open, and no request is answered.
+    /// SIGSTOP: connections stay open, and requests get no answer.
     ///
     /// # Errors
     /// If it is not running.
@@ -203,7 +203,7 @@ impl Etcd {
         self.running(member, Process::resume)
     }
 
-    /// SIGKILL, and waits until it is gone. The ports stay reserved.
+    /// SIGKILL, and waits until it has ended. The ports stay reserved.
     pub fn kill9(&self, member: usize) {
         *self.process(member) = None;
     }
@@ -250,7 +250,7 @@ impl Etcd {
     /// Saves a snapshot of one member, as an administrator might. Returns the file.
     ///
     /// # Errors
-    /// If `etcdctl` is not installed, or fails. It fails if the cluster has TLS or a user.
+    /// If `etcdctl` is not installed, or fails. `etcdctl` fails if the cluster has TLS or a user.
     pub fn snapshot(&self, member: usize) -> Result<String> {
         let file = self.members[0].dir.join("snapshot.db");
         // `etcdctl` does not overwrite a snapshot.
@@ -260,7 +260,7 @@ impl Etcd {
         Ok(file)
     }
 
-    /// Starts all members again from a snapshot: everything that was acknowledged since is undone.
+    /// Starts all members again from a snapshot. Everything that they acknowledged since then is undone.
     ///
     /// # Errors
     /// If `etcdctl` is not installed, or fails, and as [`EtcdBuilder::start`].
@@ -361,7 +361,7 @@ impl Etcd {
                 &format!("http://127.0.0.1:{}", member.metrics.number()),
             ])
             .args(["--initial-cluster", &self.peers_by_name()])
-            // As by default: with less, a busy machine elects new leaders of a cluster in which nothing failed.
+            // The default. With less, a busy machine elects new leaders without any failure.
             .args(["--heartbeat-interval", "100", "--election-timeout", "1000"])
             // A cheap password hash.
             .args([
@@ -414,7 +414,7 @@ impl Etcd {
                     "etcd does not come up on port {client} ({why}); its log ends:\n{log}"
                 )));
             }
-            // The server does not announce that it is ready.
+            // The server does not announce that it is ready, so poll.
             std::thread::sleep(Duration::from_millis(10));
         }
     }

@@ -47,7 +47,7 @@ impl PostgresBuilder {
         self
     }
 
-    /// The line of `pg_hba.conf` that says who may connect by TCP, such as `hostssl all all 127.0.0.1/32 trust`.
+    /// The line of `pg_hba.conf` that lists who may connect by TCP, such as `hostssl all all 127.0.0.1/32 trust`.
     pub fn rule(mut self, line: &str) -> Self {
         self.rule = Some(line.to_owned());
         self

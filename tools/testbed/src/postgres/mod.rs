@@ -1,4 +1,4 @@
-//! One PostgreSQL server, replicas that stream from it, and a PgBouncer before it.
+//! One PostgreSQL server, replicas that stream from it, and a PgBouncer in front of it.
 
 mod builder;
 mod pooler;

@@ -1,4 +1,4 @@
-//! A PgBouncer before a server.
+//! A PgBouncer in front of a server.
 
 use std::net::TcpStream;
 use std::process::Stdio;
@@ -28,10 +28,10 @@ impl Pooler {
 }
 
 impl Postgres {
-    /// Starts a PgBouncer before this server, with this `pool_mode`, for its database `lock`.
+    /// Starts a PgBouncer in front of this server, with this `pool_mode`, for its database `lock`.
     ///
     /// # Errors
-    /// If it is not installed, or does not come up.
+    /// If it is not installed, or does not start.
     pub fn pooler(&self, mode: &str) -> Result<Pooler> {
         let pgbouncer = program("pgbouncer", "pgbouncer")?;
         let dir = Dir::new("pgbouncer")?;

@@ -56,7 +56,7 @@ impl Programs {
         command
             .arg(format!("--reuid={user}"))
             .arg(format!("--regid={group}"));
-        // A change of user clears the parent-death signal, so `setpriv` sets it again.
+        // A change of user clears the parent-death signal, so `setpriv` sets the signal again.
         command.args(["--clear-groups", "--pdeathsig", "KILL", "--", program]);
         command
     }

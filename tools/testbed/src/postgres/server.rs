@@ -23,7 +23,7 @@ impl PostgresBuilder {
     /// Starts it, and waits until it answers. The role `lock` owns the database `lock`.
     ///
     /// # Errors
-    /// If PostgreSQL is not installed, or does not come up; then with the end of its log.
+    /// If PostgreSQL is not installed, or does not start; then with the end of its log.
     pub fn start(mut self) -> Result<Postgres> {
         let programs = Programs::find()?;
         let dir = Dir::new("postgres")?;
@@ -76,7 +76,7 @@ pub struct Postgres {
     data: String,
     password: Option<String>,
     clock: Option<Arc<ClockShim>>,
-    // Last, so that the server is gone before its directory is.
+    // Last, so that the server has ended before its directory is removed.
     dir: Dir,
 }
 
@@ -102,7 +102,7 @@ impl Postgres {
             format!("unix_socket_directories = '{}'", dir.path().display()),
             "max_connections = 300".to_owned(),
             "shared_buffers = 16MB".to_owned(),
-            // A killed server loses nothing by this. A power loss would end the tests anyway.
+            // A killed server loses nothing by this. The tests do not survive a power loss anyway.
             "fsync = off".to_owned(),
             "full_page_writes = off".to_owned(),
         ];
@@ -150,7 +150,8 @@ impl Postgres {
         self.port.number()
     }
 
-    /// The file with the certificate of the authority that has signed the server's, if it [offers TLS](PostgresBuilder::tls).
+    /// The file with the certificate of the authority that signed the server's, if the server [offers
+    /// TLS](PostgresBuilder::tls).
     #[must_use]
     pub fn ca(&self) -> String {
         self.dir.join("ca.crt")
@@ -186,7 +187,7 @@ impl Postgres {
         succeeded("psql", run)
     }
 
-    /// SIGSTOP for every process of the server: connections stay open, and no request is answered.
+    /// SIGSTOP for every process of the server: connections stay open, and requests get no answer.
     ///
     /// # Errors
     /// If it is not running.
@@ -205,23 +206,23 @@ impl Postgres {
         self.process.resume()
     }
 
-    /// SIGKILL for every process of the server, and waits until it is gone. The port stays reserved.
+    /// SIGKILL for every process of the server, and waits until all have ended. The port stays reserved.
     pub fn kill9(&self) {
-        // A stopped parent neither starts nor reaps children, so their pids are not reused before they are killed.
+        // A stopped parent neither starts nor reaps children, so no pid is used again before it is killed.
         let mut children = Vec::new();
         if self.process.pause().is_ok() {
             children = self.children();
             signal(&children, Signal::KILL);
         }
         self.process.kill9();
-        // A new server refuses to start while one of them has the shared memory.
+        // A new server refuses to start while one of these processes has the shared memory.
         let begin = Instant::now();
         while children.iter().any(|pid| is_alive(*pid)) && begin.elapsed() < START {
             std::thread::sleep(Duration::from_millis(2));
         }
     }
 
-    /// Starts it again on the same port with its data. If it runs, it is killed first.
+    /// Starts it again on the same port with its data. A running server is killed first.
     ///
     /// # Errors
     /// As [`PostgresBuilder::start`].
@@ -237,7 +238,7 @@ impl Postgres {
     /// As [`PostgresBuilder::start`].
     pub fn restart_empty(&mut self) -> Result<()> {
         self.kill9();
-        // Listens on the Unix socket alone, so that no client connects before the database is empty.
+        // The server listens on the Unix socket alone, so that no client connects before the database is empty.
         self.process = self.launch_again(&["-c", "listen_addresses="])?;
         self.await_answer()?;
         self.psql("postgres", "DROP DATABASE lock WITH (FORCE)")?;
@@ -350,7 +351,7 @@ fn signal(pids: &[i32], signal: Signal) {
     }
 }
 
-/// Whether a process runs. One that has ended and is not reaped has released its resources.
+/// Whether a process runs. A process that has ended but is not reaped has released its resources.
 fn is_alive(pid: i32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat
@@ -359,7 +360,7 @@ fn is_alive(pid: i32) -> bool {
     state.is_some_and(|state| state != 'Z')
 }
 
-/// Backends outlive a killed parent for a moment, and would keep the directory in use.
+/// Backends outlive a killed parent for a moment. They would keep the directory in use.
 impl Drop for Postgres {
     fn drop(&mut self) {
         self.kill9();

@@ -9,7 +9,7 @@ use zookeeper_client::{Acls, Client, CreateMode, Error};
 use super::server::{START, ZooKeeper};
 use crate::failure::{Failure, Result};
 
-/// How often nodes may change while they are about to be deleted.
+/// How many times to try again when nodes change during their deletion.
 const TRIES: u32 = 100;
 
 impl ZooKeeper {
@@ -34,7 +34,7 @@ impl ZooKeeper {
         )))
     }
 
-    /// Creates a persistent node; with `auth` (`user:password`) for that user alone.
+    /// Creates a persistent node. With `auth` (`user:password`), only that user has access.
     ///
     /// # Errors
     /// If the server does not answer, or the node exists.
@@ -66,7 +66,7 @@ impl ZooKeeper {
         })
     }
 
-    /// How many children of `path` have names that begin so.
+    /// How many children of `path` have names with this prefix.
     ///
     /// # Errors
     /// If the server does not answer.
@@ -97,11 +97,11 @@ impl ZooKeeper {
         })
     }
 
-    /// Deletes the children of `path` and their children, as an administrator might: each child with its own children at once,
-    /// so that nobody in a queue is granted a lock and then deleted, too.
+    /// Deletes the children of `path` and their children, as an administrator might. Each child is deleted with its own
+    /// children at once, so that no claim of a queue is granted a lock and then deleted, too.
     ///
     /// # Errors
-    /// If the server does not answer, or others never leave the nodes alone.
+    /// If the server does not answer, or other clients change the nodes all the time.
     pub fn erase_below(&self, path: &str, auth: Option<&str>) -> Result<()> {
         let path = path.to_owned();
         self.administer(auth, async move |client| {
@@ -112,7 +112,7 @@ impl ZooKeeper {
         })
     }
 
-    /// Runs `work` with a client of its own.
+    /// Runs `work` with its own client.
     fn administer<T: Send + 'static>(
         &self,
         auth: Option<&str>,
@@ -139,7 +139,7 @@ impl ZooKeeper {
             let worked = worked.map_err(|error| error.to_string())?;
             worked.map_err(|error: Error| error.to_string())
         };
-        // On a thread of its own, since the caller's may belong to an async runtime, which must not be blocked.
+        // On its own thread, since the caller's thread may belong to an async runtime, which must not be blocked.
         let thread = std::thread::Builder::new().name("zookeeper administrator".into());
         let thread = thread.spawn(working).map_err(Failure::to(&failed))?;
         let worked = thread.join();
@@ -153,7 +153,7 @@ async fn erase(client: &Client, name: &str) -> std::result::Result<(), Error> {
     let mut tries = 0;
     loop {
         let children = match client.list_children(name).await {
-            // The server has deleted it in the meantime, as it does with empty containers.
+            // The server has deleted the node in the meantime, as it does with empty containers.
             Err(Error::NoNode) => return Ok(()),
             listed => listed?,
         };
@@ -164,7 +164,7 @@ async fn erase(client: &Client, name: &str) -> std::result::Result<(), Error> {
         all.add_delete(name, None)?;
         match all.commit().await {
             Ok(_) => return Ok(()),
-            // Somebody has made or deleted a child meanwhile.
+            // Another client has created or deleted a child meanwhile.
             Err(error) if tries == TRIES => return Err(error.into()),
             Err(_) => tries += 1,
         }

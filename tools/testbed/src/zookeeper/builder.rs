@@ -11,7 +11,7 @@ use crate::failure::{Failure, Result};
 use crate::process::{Process, Streams, program};
 
 const CLASS: &str = "org.apache.zookeeper.server.quorum.QuorumPeerMain";
-/// With two jars that TLS needs and that Debian's jar does not name.
+/// Includes two jars that TLS needs and that Debian's jar does not name.
 const CLASS_PATH: &str = "/etc/zookeeper/conf:/usr/share/java/zookeeper.jar:\
      /usr/share/java/netty-codec.jar:/usr/share/java/netty-resolver.jar";
 
@@ -34,7 +34,7 @@ impl ZooKeeperBuilder {
         self
     }
 
-    /// The shortest and the longest session that it grants.
+    /// The shortest and the longest session timeout that it grants.
     pub fn sessions(mut self, shortest: Duration, longest: Duration) -> Self {
         self.sessions = (shortest, longest);
         self
@@ -106,8 +106,8 @@ pub(super) fn run(builder: &ZooKeeperBuilder, dir: &Dir) -> Result<Process> {
             "-Dzookeeper.root.logger=INFO,CONSOLE",
             "-Dzookeeper.preAllocSize=1024",
         ])
-        // The server looks for empty containers every second instead of every minute. Without fsync a killed server loses
-        // nothing. A power loss would end the tests anyway.
+        // The server looks for empty containers every second instead of every minute. Without fsync a killed server
+        // loses nothing. The tests do not survive a power loss anyway.
         .args([
             "-Dznode.container.checkIntervalMs=1000",
             "-Dzookeeper.forceSync=no",

@@ -35,8 +35,8 @@ struct Link {
     proxies: [Proxy; 2],
 }
 
-/// A follower may come before its leader listens. It would try again, and so does the proxy; a connection that is accepted and
-/// reset ends its attempt, and the election with it.
+/// A follower may connect before its leader listens. Without a proxy it would try again. But a connection that the
+/// proxy accepts and resets ends the follower's attempt, and with it the election. So the proxy tries again instead.
 const QUORUM: Beginning = Beginning {
     opening: None,
     patience: Duration::from_millis(500),
@@ -47,9 +47,10 @@ const ELECTION: Beginning = Beginning {
     patience: Duration::ZERO,
 };
 
-/// The first message of a server to another one for elections, without its address: a number of the protocol's version, its
-/// id, the length of its address, and that. Servers with higher ids call back by that address, and so around the proxies;
-/// without one, as old servers send the message, they take the address of their own configuration.
+/// Removes the address from the first message that one server sends to another for elections. The message contains a
+/// number of the protocol's version, the server's id, the length of its address, and the address. Servers with higher
+/// ids connect back to that address, and so bypass the proxies. Old servers send no address; then the others use the
+/// address in their own configuration.
 fn without_address(bytes: &[u8]) -> Option<(usize, Vec<u8>)> {
     let version: [u8; 8] = bytes.get(..8)?.try_into().ok()?;
     if i64::from_be_bytes(version) >= 0 {
@@ -63,8 +64,9 @@ fn without_address(bytes: &[u8]) -> Option<(usize, Vec<u8>)> {
 
 impl Ensemble {
     fn start(builder: ZooKeeperBuilder) -> Result<Self> {
-        // Without fsync a follower that lacks a transaction of its new leader confirms the transaction before the leader. A
-        // leader of 3.8.0 takes that for a follower of another epoch, and there is none for ever (ZOOKEEPER-4685).
+        // Without fsync, a follower that lacks a transaction of its new leader confirms it before the leader does. A
+        // leader of version 3.8.0 takes that for a follower of another epoch, and there is never a leader again
+        // (ZOOKEEPER-4685).
         let builder = builder.flag("-Dzookeeper.forceSync=yes");
         let mut ports = Vec::new();
         for _ in 0..3 {
@@ -112,13 +114,13 @@ impl Ensemble {
         format!("zookeeper://{}", hosts.join(","))
     }
 
-    /// One of the three.
+    /// One of the three servers.
     #[must_use]
     pub fn server(&self, at: usize) -> &ZooKeeper {
         &self.servers[at]
     }
 
-    /// One of the three, mutable, for a restart.
+    /// One of the three servers, mutable, for a restart.
     pub fn server_mut(&mut self, at: usize) -> &mut ZooKeeper {
         &mut self.servers[at]
     }
@@ -151,7 +153,7 @@ impl Ensemble {
         }
     }
 
-    /// Cuts one server off from the other two; clients still reach it.
+    /// Cuts one server off from the other two. Clients still reach it.
     ///
     /// # Errors
     /// If a port cannot be switched.
@@ -180,12 +182,12 @@ impl Ensemble {
             .flat_map(|link| &link.proxies)
     }
 
-    /// SIGKILL for one of them.
+    /// SIGKILL for one of the servers.
     pub fn kill9(&self, server: usize) {
         self.servers[server].kill9();
     }
 
-    /// Starts one of them again, and waits until it serves.
+    /// Starts one of the servers again, and waits until it serves.
     ///
     /// # Errors
     /// As [`ZooKeeperBuilder::start`].

@@ -17,14 +17,14 @@ impl ZooKeeperBuilder {
     /// Starts one server, and waits until it answers.
     ///
     /// # Errors
-    /// If Java or ZooKeeper is not installed, or it does not come up; then with the end of its log.
+    /// If Java or ZooKeeper is not installed, or it does not start; then with the end of its log.
     pub fn start(self) -> Result<ZooKeeper> {
         let server = self.launch(None, "")?;
         server.await_answer()?;
         Ok(server)
     }
 
-    /// Starts one server, as this number of an ensemble, with more lines in its configuration.
+    /// Starts one server as a member of an ensemble, with this number and more lines in its configuration.
     pub(super) fn launch(self, number: Option<usize>, more: &str) -> Result<ZooKeeper> {
         let dir = Dir::new("zookeeper")?;
         let port = Port::free()?;
@@ -69,7 +69,7 @@ pub struct ZooKeeper {
     process: Process,
     port: Port,
     secure: Option<Port>,
-    // Last, so that the server is gone before its directory is.
+    // Last, so that the server has ended before its directory is removed.
     dir: Dir,
 }
 
@@ -110,7 +110,7 @@ impl ZooKeeper {
         self.secure.as_ref().map(Port::number)
     }
 
-    /// The file with the certificate of the authority that has signed the server's.
+    /// The file with the certificate of the authority that signed the server's certificate.
     #[must_use]
     pub fn ca(&self) -> String {
         self.dir.join("ca.crt")
@@ -124,7 +124,7 @@ impl ZooKeeper {
 
     signals!();
 
-    /// Starts it again with its data. If it runs, it is killed first.
+    /// Starts it again with its data. A running server is killed first.
     ///
     /// # Errors
     /// As [`ZooKeeperBuilder::start`].
@@ -150,7 +150,7 @@ impl ZooKeeper {
         copy_files(&self.dir.join("data/version-2"), &self.dir.join("saved"))
     }
 
-    /// Starts it again with the saved data: everything that it acknowledged since is undone.
+    /// Starts it again with the saved data. Everything that it acknowledged since then is undone.
     ///
     /// # Errors
     /// If nothing was saved, and as [`ZooKeeperBuilder::start`].
@@ -160,8 +160,9 @@ impl ZooKeeper {
         self.restart()
     }
 
-    /// The same for a member of an ensemble, which then never receives the first transactions that followed: it has
-    /// other, harmless ones with the same numbers. Only for a member that is more than ten transactions behind the leader.
+    /// The same for a member of an ensemble. The member then never receives the first transactions that followed, since
+    /// it has other, harmless ones with the same numbers. Only for a member that is more than ten transactions behind
+    /// the leader.
     ///
     /// # Errors
     /// As [`ZooKeeper::restart_as_saved`].
@@ -221,7 +222,7 @@ impl ZooKeeper {
                     self.log()
                 )));
             }
-            // The server does not announce that it is ready.
+            // The server does not announce that it is ready, so poll.
             std::thread::sleep(Duration::from_millis(10));
         }
         Ok(())

@@ -25,7 +25,8 @@ pub(super) fn check(history: &History, name: u32, found: &mut Vec<Violation>) {
     });
     let mut beliefs: Vec<_> = beliefs.collect();
     beliefs.sort_by_key(|belief| (belief.from, belief.to));
-    // Of the earlier beliefs: those that end last, of exclusive ones and of all, and the one with the highest token.
+    // The earlier beliefs that matter: those that end last, of exclusive holders and of all, and the one with the
+    // highest token.
     let mut last: [Option<Belief<'_>>; 2] = [None, None];
     let mut highest: [Option<Belief<'_>>; 2] = [None, None];
     for belief in beliefs {

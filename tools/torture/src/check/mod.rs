@@ -1,5 +1,5 @@
-//! Checks a history: which rules were broken, and whether the store had promised them at that moment. It knows nothing but
-//! the history.
+//! Checks a history: which rules were broken, and whether the store had promised them at that moment. The history is
+//! the only input.
 
 mod beliefs;
 mod queries;
@@ -115,8 +115,9 @@ fn excuse(history: &History, violation: &Violation) -> Option<String> {
         }
         _ => {}
     }
-    // Tokens always rise from grant to grant. But when the store has granted a held lock to another process, the first
-    // process may not know it yet, and may still hand on the rest of its range of tokens. The fence refuses these.
+    // Tokens always rise from grant to grant, with one exception. When the store has granted a held lock to another
+    // process, the first process may not know it yet, and may still hand on the rest of its range of tokens. The fence
+    // refuses these.
     let handed_on = violation.rule == Rule::TokenOrder
         && violation
             .attempts
@@ -140,7 +141,7 @@ fn is_handed_on(history: &History, index: usize) -> bool {
     attempt.claim.is_some() && history.attempts.iter().any(earlier)
 }
 
-/// What was seen after requests that came late.
+/// What late requests caused.
 fn late(history: &History, found: &mut Vec<Violation>) {
     for late in &history.late {
         let name = history.names.iter().position(|name| *name == late.name);

@@ -134,9 +134,9 @@ fn two_at_once() {
         (grant(0, 1, 10, 20), grant(1, 2, 19, 30)),
         (shared(0, 1, 10, 20), grant(1, 2, 19, 30)),
         (grant(0, 1, 10, 20), shared(1, 2, 19, 30)),
-        // In one process, too.
+        // The same in one process.
         (grant(0, 1, 10, 20), grant(0, 2, 19, 30)),
-        // One inside the other.
+        // One belief inside the other.
         (grant(0, 1, 10, 90), grant(1, 2, 19, 30)),
     ] {
         let verdict = objects(&history(vec![one, two]), Rule::Exclusion);
@@ -222,9 +222,9 @@ fn tokens_against_time() {
     ] {
         objects(&history(vec![one, two]), Rule::TokenOrder);
     }
-    // Shared holders may pass each other.
+    // Shared holders may overtake each other.
     accepts(&history(vec![shared(0, 2, 10, 20), shared(1, 1, 30, 40)]));
-    // Also with another grant in between.
+    // The same with another grant in between.
     let attempts = vec![
         grant(0, 5, 10, 20),
         shared(1, 6, 30, 40),
@@ -255,7 +255,7 @@ fn the_fence_takes_what_is_older() {
     };
     bad.writes = vec![write(1, 2, 35, true), late.clone()];
     objects(&bad, Rule::Fence);
-    // Together with a newer reader it may.
+    // The reader may write while a newer reader holds, too.
     let mut good = history(vec![shared(0, 1, 10, 20), shared(1, 2, 11, 40)]);
     let newer = Write {
         shared: true,
@@ -270,7 +270,7 @@ fn the_fence_refuses_a_holder() {
     let mut bad = history(vec![grant(0, 5, 10, 20), grant(1, 6, 30, 40)]);
     bad.writes = vec![write(1, 6, 35, false)];
     objects(&bad, Rule::FenceOpen);
-    // After its release that is right.
+    // A refusal after the release is correct.
     bad.writes = vec![write(1, 6, 41, false)];
     accepts(&bad);
 }
@@ -362,10 +362,10 @@ fn a_lock_that_was_taken_away() {
     };
     let mut bad = history(vec![robbed]);
     objects(&bad, Rule::Kept);
-    // Unless the answer to its release may have been lost, and the release repeated.
+    // No violation if the answer to its release may have been lost, so that the release was repeated.
     bad.faults = vec![fault("reset", 19, 19, &[])];
     accepts(&bad);
-    // Or a fault that may take it away came while the release was under way; not if it came after that.
+    // No violation if a fault that may take the lock away came during the release. A later fault is no excuse.
     let under_way = Attempt {
         over: Some(30 * MS),
         ..bad.attempts[0].clone()
@@ -384,7 +384,7 @@ fn a_lock_that_was_taken_away() {
 }
 
 #[test]
-fn what_a_late_request_brought_is_reported_even_beside_a_fault() {
+fn the_effect_of_a_late_request_is_reported_even_during_a_fault() {
     let mut bad = history(vec![grant(0, 1, 10, 20)]);
     accepts(&bad);
     bad.late = vec![Late {
@@ -400,7 +400,7 @@ fn what_a_late_request_brought_is_reported_even_beside_a_fault() {
 fn what_is_not_promised_is_reported_as_such() {
     let mut broken = history(vec![grant(0, 1, 10, 500), grant(1, 2, 400, 600)]);
     objects(&broken, Rule::Exclusion);
-    // The fault is an excuse if it came before, and not long before.
+    // The fault is an excuse only if it came shortly before.
     broken.faults = vec![fault("restart-empty", 300, 350, &[Rule::Exclusion])];
     let verdict = check(&broken);
     assert!(verdict.holds());
@@ -414,7 +414,7 @@ fn what_is_not_promised_is_reported_as_such() {
         broken.aftermath = 100 * MS;
         assert!(!check(&broken).holds());
     }
-    // An incident without an injected fault excuses like a fault.
+    // An incident that nobody injected excuses like a fault.
     broken.faults.clear();
     broken.befell = vec![fault("a change of the leader", 0, 700, &[Rule::Exclusion])];
     assert!(check(&broken).holds());
@@ -428,7 +428,7 @@ fn what_is_not_promised_is_reported_as_such() {
 
 #[test]
 fn what_is_left_of_a_range_is_handed_on_out_of_order_only_where_two_may_hold() {
-    // The store forgot that process 0 has tokens 1 to 16, and gave 20 to another.
+    // The store forgot that process 0 has tokens 1 to 16, and gave 20 to another process.
     let of_range = |token, from, to| Attempt {
         claim: Some("range".into()),
         ..grant(0, token, from, to)

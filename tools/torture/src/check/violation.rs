@@ -15,7 +15,7 @@ pub struct Violation {
     pub at: u64,
     /// The index in [`History::names`](crate::history::History::names); `None` for all names.
     pub name: Option<u32>,
-    /// The indices in [`History::attempts`](crate::history::History::attempts) of those involved.
+    /// The indices in [`History::attempts`](crate::history::History::attempts) of the attempts involved.
     pub attempts: Vec<usize>,
     /// What happened.
     pub what: String,

@@ -53,7 +53,7 @@ fn micros(history: &History, nanos: u64) -> u64 {
     nanos.saturating_sub(history.began) / 1000
 }
 
-/// The bars of the timeline, and a remark if some are left out.
+/// The bars of the timeline, and a remark if some bars are left out.
 fn beliefs(history: &History, verdict: &Verdict) -> (Vec<Value>, String) {
     let mut bad: HashMap<usize, u8> = HashMap::new();
     for violation in &verdict.violations {

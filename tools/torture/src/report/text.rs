@@ -81,8 +81,8 @@ fn summary(out: &mut String, history: &History, verdict: &Verdict) -> std::fmt::
     )
 }
 
-/// One line for each worker: `#` a task holds, `.` none does, `-` the worker is stopped or dead, `X` a promise is broken,
-/// `x` a rule is broken that is not promised. One line for the servers.
+/// One line for each worker, and one for the servers. `#`: a task holds. `.`: no task holds. `-`: the worker is stopped
+/// or dead. `X`: a promise is broken. `x`: a rule is broken that is not promised.
 fn timeline(out: &mut String, history: &History, verdict: &Verdict) -> std::fmt::Result {
     let (began, ended) = (history.began, history.ended.max(history.began + 1));
     let column = |at: u64| {

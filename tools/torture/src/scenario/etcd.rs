@@ -16,7 +16,7 @@ pub(super) static SCENARIOS: &[Scenario] = &[
     ),
     scenario!(
         "etcd-session",
-        "etcd: a session that ends in a pause, and a command that goes on",
+        "etcd: a session that ends during a pause, and a command that continues",
         etcd_session
     ),
 ];
@@ -56,7 +56,7 @@ async fn etcd_prefix() -> Result<Sides> {
         "B",
         match &got {
             Some(key) => format!("etcdctl lock /a -> {key}"),
-            None => "etcdctl lock /a -> nothing, for a second and more".to_owned(),
+            None => "etcdctl lock /a -> no lock for more than a second".to_owned(),
         },
     );
     let naive = naive.end(
@@ -83,7 +83,7 @@ async fn etcd_prefix() -> Result<Sides> {
     let released = let_go(inner, &mut ours, "A").await?;
     let ours = ours.end(
         good && released == Release::Released,
-        "names are escaped: no lock stands within another",
+        "names are escaped: no lock is below another",
     );
     Ok([naive, ours])
 }
@@ -117,7 +117,7 @@ async fn etcd_session() -> Result<Sides> {
         ),
     );
     first.process().resume()?;
-    naive.note("A", "etcdctl goes on (SIGCONT)");
+    naive.note("A", "etcdctl continues (SIGCONT)");
     let writes = line(&mut first, Duration::from_secs(10)).await;
     naive.note(
         "A",
@@ -125,7 +125,7 @@ async fn etcd_session() -> Result<Sides> {
     );
     let naive = naive.end(
         other.is_none() || writes.is_none(),
-        "B had the lock, and A's command did not learn of the loss and wrote",
+        "B had the lock, but A's command did not learn of the loss and wrote",
     );
     drop((first, second));
 
@@ -137,7 +137,7 @@ async fn etcd_session() -> Result<Sides> {
     );
     let first = take_for(&one, &mut ours, "A", TTL).await?;
     proxy.both(Flow::Hold);
-    ours.note("A", "nothing passes between it and etcd any more");
+    ours.note("A", "no message passes between it and etcd any more");
     let early = beside(&two, &mut ours, "B").await;
     let lost = tokio::select! {
         biased;
@@ -154,7 +154,7 @@ async fn etcd_session() -> Result<Sides> {
     let released = let_go(second, &mut ours, "B").await?;
     let ours = ours.end(
         lost && !early && released == Release::Released,
-        "A knew before B was granted the lock (`fencelock run` ends its command by then)",
+        "A knew before B was granted the lock (`fencelock run` has ended its command by then)",
     );
     Ok([naive, ours])
 }

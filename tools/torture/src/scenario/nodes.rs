@@ -62,7 +62,7 @@ async fn sentinel_failover() -> Result<Sides> {
     )?;
     let naive = naive.end(
         second.is_none(),
-        "A and B both have the lock: the new master has never heard of A",
+        "A and B both have the lock: the new master does not know of A",
     );
     drop(group);
 
@@ -218,7 +218,7 @@ async fn redlock_empty() -> Result<Sides> {
     let mut naive = Side::begin();
     let first = five.vote(&mut naive, "1", &[0, 1, 2])?;
     five.nodes[2].restart_empty()?;
-    naive.note("-", "the node C restarts, and has kept nothing");
+    naive.note("-", "the node C restarts without its data");
     let second = five.vote(&mut naive, "2", &[2, 3, 4])?;
     let naive = naive.end(
         first < 3 || second < 3,
@@ -230,12 +230,12 @@ async fn redlock_empty() -> Result<Sides> {
     let mut ours = Side::begin();
     let (_one, first, two) = five.held_at_three(&mut ours).await?;
     five.nodes[2].restart_empty()?;
-    ours.note("-", "the node C restarts, and has kept nothing");
+    ours.note("-", "the node C restarts without its data");
     let second = beside(&two, &mut ours, "2").await;
     let kept = !second && first.is_valid();
     let ours = ours.end(
         kept,
-        "C has no vote before every lease from before its restart is over",
+        "C does not vote until every lease from before its restart has ended",
     );
     Ok([naive, ours])
 }
@@ -280,12 +280,15 @@ async fn redlock_pause() -> Result<Sides> {
         );
     }
     sleep(super::story::PAST);
-    naive.note("1", "stalls: none of the answers is read yet");
+    naive.note("1", "stalls before it reads any answer");
     let second = five.vote(&mut naive, "2", &[0, 1, 2, 3, 4])?;
-    naive.note("1", "goes on, reads five times yes, and believes");
+    naive.note(
+        "1",
+        "continues, reads five times yes, and believes that it holds",
+    );
     let naive = naive.end(
         second < 3,
-        "1 believes by answers about leases that are over",
+        "1 believes because of answers about leases that have ended",
     );
 
     five.forget()?;
@@ -303,7 +306,7 @@ async fn redlock_pause() -> Result<Sides> {
     let begin = Instant::now();
     while held_by_somebody()? == 0 {
         if begin.elapsed() > Duration::from_secs(10) {
-            return Err(Failure::new("the request does not come to the nodes"));
+            return Err(Failure::new("the request does not reach the nodes"));
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -317,9 +320,9 @@ async fn redlock_pause() -> Result<Sides> {
     ours.note(
         "1",
         if early {
-            "believes"
+            "believes that it holds"
         } else {
-            "does not believe them, and waits"
+            "does not believe that it holds, and waits"
         },
     );
     let kept = !early && second.is_valid();
@@ -330,7 +333,7 @@ async fn redlock_pause() -> Result<Sides> {
     let after = let_go(first, &mut ours, "1").await?;
     let ours = ours.end(
         kept && released == Release::Released && after == Release::Released,
-        "validity counts from before the first request, so late answers are no answers",
+        "validity counts from before the first request, so late answers do not count",
     );
     Ok([naive, ours])
 }

@@ -92,7 +92,7 @@ async fn setnx_expire() -> Result<Sides> {
     let left: i64 = say(&redis, &mut naive, "B", &["PTTL", LOCK])?;
     let naive = naive.end(
         got == 1 || left >= 0,
-        "the lock has no end: no client will ever get it again",
+        "the lock never expires: no client will ever get it again",
     );
 
     redis.command::<()>(&["FLUSHALL"])?;
@@ -100,25 +100,25 @@ async fn setnx_expire() -> Result<Sides> {
     let good = after_a_crash(&redis.url(), &mut ours).await?;
     let ours = ours.end(
         good,
-        "the lease came with the lock, in one step; B had it when that was over",
+        "lock and lease were set in one step; B got the lock when the lease ended",
     );
     Ok([naive, ours])
 }
 
 /// A acquires the lock and dies before it knows. True if B gets it when the lease ends, and not before.
 pub(super) async fn after_a_crash(url: &str, ours: &mut Side) -> Result<bool> {
-    // The request takes effect, but its sender is dead before the answer.
+    // The request takes effect, but its sender dies before the answer.
     let of_crashed = url.to_owned();
     let crashed = std::thread::spawn(move || crash_in_acquisition(&of_crashed)).join();
     crashed.map_err(|_| Failure::new("the process that crashes panicked"))??;
-    ours.note("A", "asks for the lock, and is gone before the answer");
+    ours.note("A", "asks for the lock, and dies before the answer");
     let client = open(url).await?;
     let guard = take(&client, ours, "B").await?;
     let waited = ours.begin.elapsed();
     Ok(let_go(guard, ours, "B").await? == Release::Released && waited >= TTL / 2)
 }
 
-/// For the server this is another process: its requests are sent, and then it is gone.
+/// The server sees this as another process, which sends its requests and then dies.
 fn crash_in_acquisition(url: &str) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -154,7 +154,7 @@ async fn getset_skew() -> Result<Sides> {
     let ahead = 1_000_000 + 60_000;
     naive.note(
         "B",
-        format!("its clock says {ahead}, a minute more: the lock is over"),
+        format!("its clock shows {ahead}, a minute more: the lock has expired"),
     );
     let mine = (ahead + 10_000).to_string();
     let stolen: i64 = say(&redis, &mut naive, "B", &["GETSET", LOCK, &mine])?;
@@ -168,10 +168,7 @@ async fn getset_skew() -> Result<Sides> {
     let (one, two) = (open(&redis.url()).await?, open(&redis.url()).await?);
     let first = take_for(&one, &mut ours, "A", LONG_LEASE).await?;
     let early = two.try_lock(LOCK).ttl(TTL).await;
-    ours.note(
-        "B",
-        "its own clock does not matter, only the server's: the lock is held",
-    );
+    ours.note("B", "only the server's clock matters: the lock is held");
     let kept = early.is_err() && first.is_valid();
     let released = let_go(first, &mut ours, "A").await?;
     let second = take(&two, &mut ours, "B").await?;
@@ -184,16 +181,19 @@ async fn getset_overwrite() -> Result<Sides> {
     let redis = Redis::start()?;
     let mut naive = Side::begin();
     redis.command::<()>(&["SET", LOCK, "1000"])?;
-    naive.note("-", "the lock is over since 1000; it is 2000 now");
+    naive.note("-", "the lock expired at 1000; it is 2000 now");
     let winner: i64 = say(&redis, &mut naive, "B", &["GETSET", LOCK, "2300"])?;
-    naive.note("B", "the old value is over: B has the lock until 2300");
+    naive.note("B", "the old value has expired: B has the lock until 2300");
     let loser: i64 = say(&redis, &mut naive, "C", &["GETSET", LOCK, "2900"])?;
-    naive.note("C", "the old value is not over: C has lost the race");
+    naive.note("C", "the old value has not expired: C has lost the race");
     let value: i64 = say(&redis, &mut naive, "B", &["GET", LOCK])?;
-    naive.note("B", "wants to release: the value is not the one it wrote");
+    naive.note(
+        "B",
+        "wants to release, but finds another value than its own",
+    );
     let naive = naive.end(
         winner != 1000 || loser != 2300 || value == 2300,
-        "B cannot release what it holds, and it is kept until C's 2900",
+        "B cannot release its lock, which stays taken until C's 2900",
     );
 
     redis.command::<()>(&["FLUSHALL"])?;
@@ -221,7 +221,7 @@ async fn timestamp_owner() -> Result<Sides> {
     let stamp = "1795260796412";
     naive.note(
         "-",
-        "A's clock is behind B's: both will draw the same millisecond",
+        "A's clock is behind B's: both will use the same millisecond",
     );
     set(&redis, &mut naive, "A", stamp, TTL)?;
     sleep(PAST);
@@ -231,15 +231,15 @@ async fn timestamp_owner() -> Result<Sides> {
     let deleted: i64 = redis.command(&["EVAL", script, "1", LOCK, stamp])?;
     naive.note(
         "A",
-        format!("releases what has its mark, in one step -> {deleted}"),
+        format!("releases the lock with its mark, in one step -> {deleted}"),
     );
     let third = set(&redis, &mut naive, "C", "x", TTL)?;
     let naive = naive.end(
         third.is_none(),
-        "A has released B's lock, and C holds beside B",
+        "A has released B's lock, and C holds at the same time as B",
     );
 
-    let ours = late_release(&redis, "every claim has an id of its own; B kept the lock").await?;
+    let ours = late_release(&redis, "every claim has its own id; B kept the lock").await?;
     Ok([naive, ours])
 }
 
@@ -280,7 +280,7 @@ async fn random_fence() -> Result<Sides> {
     naive.note("B", format!("writes with 2265: {}", taken(holder)));
     let naive = naive.end(
         !stale || holder,
-        "the resource took the write of the one who had lost the lock, and refuses the holder",
+        "the resource took the write of A, which had lost the lock, and refuses the holder",
     );
 
     redis.command::<()>(&["FLUSHALL"])?;
@@ -338,9 +338,9 @@ async fn del_other() -> Result<Sides> {
     let third = set(&redis, &mut naive, "C", "C", TTL)?;
     let naive = naive.end(
         third.is_none(),
-        "A has released B's lock, and C holds beside B",
+        "A has released B's lock, and C holds at the same time as B",
     );
-    let ours = late_release(&redis, "A's release touched nothing but its own").await?;
+    let ours = late_release(&redis, "A's release changed only its own lock").await?;
     Ok([naive, ours])
 }
 
@@ -349,14 +349,14 @@ async fn get_compare_del() -> Result<Sides> {
     let mut naive = Side::begin();
     set(&redis, &mut naive, "A", "A", TTL)?;
     say::<String>(&redis, &mut naive, "A", &["GET", LOCK])?;
-    naive.note("A", "it is its own; and then A stalls");
+    naive.note("A", "it is its own value; then A stalls");
     sleep(PAST);
     set(&redis, &mut naive, "B", "B", LONG_LEASE)?;
     say::<i64>(&redis, &mut naive, "A", &["DEL", LOCK])?;
     let third = set(&redis, &mut naive, "C", "C", TTL)?;
     let naive = naive.end(
         third.is_none(),
-        "A has released B's lock, and C holds beside B",
+        "A has released B's lock, and C holds at the same time as B",
     );
 
     redis.command::<()>(&["FLUSHALL"])?;
@@ -380,7 +380,7 @@ async fn get_compare_del() -> Result<Sides> {
     let_go(next, &mut ours, "B").await?;
     let ours = ours.end(
         kept,
-        "compared and deleted in one step at the server: B kept the lock",
+        "the server compared and deleted in one step: B kept the lock",
     );
     Ok([naive, ours])
 }
@@ -397,9 +397,9 @@ async fn pause() -> Result<Sides> {
     let still: String = say(&redis, &mut naive, "-", &["GET", LOCK])?;
     if still == "B" {
         written = "A's";
-        naive.note("A", "goes on where it was, and writes");
+        naive.note("A", "continues where it was, and writes");
     }
-    let naive = naive.end(written == "B's", "A has written over what B wrote");
+    let naive = naive.end(written == "B's", "A has overwritten what B wrote");
 
     redis.command::<()>(&["FLUSHALL"])?;
     let ours = fenced_pause(&redis, false).await?;

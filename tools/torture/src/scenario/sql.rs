@@ -20,7 +20,7 @@ pub(super) static SCENARIOS: &[Scenario] = &[
     ),
     scenario!(
         "aba",
-        "a state that came back, taken for one that never changed",
+        "a state that came back is mistaken for one that never changed",
         aba
     ),
 ];
@@ -57,14 +57,14 @@ async fn row_never_deleted() -> Result<Sides> {
     let second = say(&db, &mut naive, "B", &insert("B"));
     let naive = naive.end(
         second.is_some(),
-        "the row has no end: no client will ever get the lock again",
+        "the row never expires: no client will ever get the lock again",
     );
 
     let mut ours = Side::begin();
     let good = after_a_crash(&db.url(), &mut ours).await?;
     let ours = ours.end(
         good,
-        "the row has an expiry, by the database's clock; B had the lock when it was over",
+        "the row has an expiry by the database's clock; B got the lock after it",
     );
     Ok([naive, ours])
 }
@@ -94,7 +94,10 @@ async fn for_update_no_index() -> Result<Sides> {
         "B",
         format!("{nowait} -> {}", refused.unwrap_or_else(|| "2".to_owned())),
     );
-    let naive = naive.end(!blocked, "who wants `b` waits for who has `a`");
+    let naive = naive.end(
+        !blocked,
+        "the client that wants `b` waits for the client that has `a`",
+    );
 
     let mut ours = Side::begin();
     let (one, two) = (open(&db.url()).await?, open(&db.url()).await?);
@@ -114,7 +117,7 @@ async fn for_update_no_index() -> Result<Sides> {
     let a = let_go(a, &mut ours, "A").await?;
     let ours = ours.end(
         good && a == Release::Released,
-        "one row of its own for each lock, found by its key, and no transaction stays open",
+        "each lock has its own row, found by its key, and no transaction stays open",
     );
     Ok([naive, ours])
 }
@@ -141,11 +144,11 @@ async fn aba() -> Result<Sides> {
     naive.note("A", "decides to ship it, and stalls");
     say(&db, &mut naive, "B", &set("paid", "open"));
     say(&db, &mut naive, "C", &set("open", "paid"));
-    naive.note("C", "has given the money back: it is open again");
+    naive.note("C", "has returned the money: the order is open again");
     let late = say(&db, &mut naive, "A", &set("shipped", "open"));
     let naive = naive.end(
         late.is_none_or(|rows| rows.trim() != "1"),
-        "A has acted on a state that was over: it only looks the same",
+        "A has acted on an old state: the new one only looks the same",
     );
 
     let mut ours = Side::begin();
@@ -165,17 +168,17 @@ async fn aba() -> Result<Sides> {
     ours.note("A", "decides to ship it, and stalls");
     let paid = set("paid", read(&mut ours, "B").ok_or_else(unread)?);
     say(&db, &mut ours, "B", &paid);
-    // C does not know versions: the triggers of the table count for it.
+    // C does not know versions. The triggers of the table increase them for it.
     say(
         &db,
         &mut ours,
         "C",
         "UPDATE orders SET state = 'open' WHERE id = 2",
     );
-    ours.note("C", "has given the money back: it is open again");
+    ours.note("C", "has returned the money: the order is open again");
     let late = say(&db, &mut ours, "A", &set("shipped", seen));
     let again = read(&mut ours, "A").ok_or_else(unread)?;
-    ours.note("A", "reads again, and decides anew");
+    ours.note("A", "reads again, and decides again");
     let ours = ours.end(
         late.is_some_and(|rows| rows.trim() == "0") && again > seen,
         "a version never comes back: the row is not the one that A read",

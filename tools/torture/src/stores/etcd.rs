@@ -10,7 +10,7 @@ struct Cluster {
     etcd: Etcd,
     /// The killed leader.
     dead: Option<usize>,
-    /// Its version has the bug [`REVOKES`].
+    /// Its version of etcd has the bug [`REVOKES`].
     revokes: bool,
     /// A server had a fault.
     harmed: bool,
@@ -18,9 +18,9 @@ struct Cluster {
     changes: u64,
 }
 
-/// What the engine's limits call a bug of old versions, and what it comes to.
+/// The words for a bug of old versions in the engine's limits, and what the bug causes.
 const REVOKES: &str = "etcd-io/etcd#15247";
-const WHY: &str = "this version of etcd ends leases that were kept alive when a leader that was stuck is succeeded \
+const WHY: &str = "this version of etcd ends leases that were kept alive when a new leader replaces a stuck one \
                    (etcd-io/etcd#15247)";
 
 pub(super) fn start_one() -> Result<Box<dyn TestStore>> {
@@ -134,7 +134,7 @@ impl TestStore for Cluster {
     }
 
     fn incident(&mut self) -> Option<(String, Vec<Rule>, &'static str)> {
-        // An injected fault has its own excuses. On a busy machine leaders also change without a fault.
+        // An injected fault has its own excuse. But on a busy machine the leader also changes without a fault.
         let changed = self.revokes && !self.harmed && self.changes() > self.changes;
         changed.then(|| ("a change of the leader".into(), TWO_HOLDERS.into(), WHY))
     }

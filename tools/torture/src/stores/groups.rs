@@ -11,8 +11,8 @@ use crate::history::Rule;
 /// In milliseconds, with the time that both kinds take to promote a new master.
 const WINDOW: u64 = 8000;
 
-/// After this time without an answer the Sentinels replace a master. It is long until a master is killed, so that a busy
-/// machine causes no fail-over.
+/// The Sentinels replace a master after this time without an answer. It is long until a master is killed, so that a
+/// busy machine causes no fail-over.
 const PATIENT: Duration = Duration::from_secs(20);
 const IMPATIENT: Duration = Duration::from_millis(500);
 
@@ -135,7 +135,7 @@ impl TestStore for Watched {
                 None => Ok(()),
             },
             FaultKind::SwitchOver => Ok(()),
-            // A restart is with its configuration, which the Sentinels have rewritten if it was the master.
+            // It restarts with its configuration, which the Sentinels have rewritten if it was the master.
             _ => {
                 let healed = heal_at(&mut self.group.servers_mut()[node], kind);
                 healed.unwrap_or_else(|| Err(unknown(self, kind)))
@@ -227,7 +227,7 @@ impl TestStore for Sharded {
     }
 
     fn left(&mut self) -> Result<Vec<String>> {
-        // A replica may be late with deletions; the caller retries.
+        // A replica may delete keys late; the caller retries.
         keys_left(self.0.nodes(), |key| key.starts_with("fencelock:counter:{"))
     }
 }

@@ -18,7 +18,8 @@ use crate::history::{Late, Rule};
 use crate::late::{Again, Found};
 use crate::replica;
 
-/// How long a replica stands still, in milliseconds: from less than its clients wait for an answer to more than their leases.
+/// How long a replica is stopped, in milliseconds. The shortest time is less than its clients wait for an answer, the
+/// longest one is more than their leases.
 const PAUSES: RangeInclusive<u64> = 500..=10_000;
 
 /// The store behind the replicas.
@@ -30,7 +31,7 @@ trait Behind: Send {
     fn url_at(&self, port: u16) -> String;
     fn kill9(&self);
     fn restart(&mut self) -> Result<()>;
-    /// As the administrator does.
+    /// Ends the connections as an administrator does.
     fn kill_connections(&self) -> Result<()>;
     /// See [`TestStore::window`]: by default that of a database.
     fn window(&self) -> u64 {
@@ -136,7 +137,7 @@ impl Behind for MariaDb {
     }
 }
 
-/// A claim belongs to the replica that took it, and ends with it.
+/// A claim belongs to the replica that took it, and ends with that replica.
 impl Behind for Etcd {
     fn name(&self) -> &'static str {
         "http-etcd"
@@ -159,7 +160,7 @@ impl Behind for Etcd {
     }
 
     fn kill_connections(&self) -> Result<()> {
-        // Its administrator cannot.
+        // An administrator cannot end connections here.
         Ok(())
     }
 
@@ -169,7 +170,7 @@ impl Behind for Etcd {
     }
 
     fn forgets_after(&self) -> u64 {
-        // The session of a replica that was killed.
+        // The session of a killed replica.
         3000
     }
 
@@ -178,7 +179,7 @@ impl Behind for Etcd {
     }
 }
 
-/// A claim belongs to the replica that took it, and ends with it.
+/// A claim belongs to the replica that took it, and ends with that replica.
 impl Behind for ZooKeeper {
     fn name(&self) -> &'static str {
         "http-zookeeper"
@@ -201,7 +202,7 @@ impl Behind for ZooKeeper {
     }
 
     fn kill_connections(&self) -> Result<()> {
-        // Its administrator cannot.
+        // An administrator cannot end connections here.
         Ok(())
     }
 
@@ -211,7 +212,7 @@ impl Behind for ZooKeeper {
     }
 
     fn forgets_after(&self) -> u64 {
-        // The session of a replica that was killed.
+        // The session of a killed replica.
         6500
     }
 }
@@ -223,7 +224,7 @@ struct Node {
     port: Port,
     process: Option<Worker>,
     to_store: Proxy,
-    /// Between the workers' proxies and the replica; repeats requests.
+    /// The proxy between the workers' proxies and the replica. It repeats requests.
     before: Proxy,
 }
 
@@ -254,7 +255,7 @@ impl Node {
         };
         let job = serde_json::to_string(&job).map_err(Failure::to("write a replica's job"))?;
         process.send(&job)?;
-        // The store may be down for now: what comes later is not waited for.
+        // The store may be down for now, so do not wait for the other lines.
         let mut lines = process.take_lines();
         std::thread::spawn(move || while lines.blocking_recv().is_some() {});
         self.process = Some(process);

@@ -1,5 +1,5 @@
-//! Two Redis servers between which all locks move, there and back, while the workers run; or three, of which one is added to a set
-//! of two shards, and removed. The nodes are the servers.
+//! Two Redis servers between which all locks move, there and back, while the workers run. Or three servers: one is
+//! added to a set of two shards, and removed. The nodes are the servers.
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,18 +23,18 @@ const SET: &str = "torture";
 /// A short ttl, so that more happens in the same time.
 const WINDOW: u64 = 400;
 
-/// Two thirds of it are the longest ttl.
+/// The longest ttl is two thirds of it.
 const PACE: Duration = Duration::from_millis(1500);
 const TIGHT: Duration = Duration::from_millis(400);
 
 /// How far the old store's tokens are ahead of the new one's: an hour.
 const AHEAD: u64 = 3_600_000_000;
 
-/// How often a step is tried while a server stands still, and the pause between.
+/// How often a step is tried while a server is stopped, and the pause between two tries.
 const ATTEMPTS: u32 = 200;
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The shards of a set that gets the third one, with their weights. Half of the names move to it.
+/// The shards of a set that gets the third one, with their weights. Half of the names move to the third one.
 const SHARDS: [(&str, u8); 3] = [("a", 1), ("b", 1), ("c", 2)];
 
 struct Move {
@@ -44,7 +44,7 @@ struct Move {
     /// Whether the next step goes to the new store.
     forward: Arc<AtomicBool>,
     steps: Vec<Step>,
-    /// What went wrong with a step.
+    /// Errors of steps.
     wrong: Arc<Mutex<Vec<String>>>,
 }
 
@@ -85,7 +85,7 @@ fn start_on(name: &'static str, count: usize) -> Result<Box<dyn TestStore>> {
 }
 
 impl Move {
-    /// Of both sides.
+    /// The URLs of the old set and of the new one.
     fn urls(&self, ports: &[u16]) -> [String; 2] {
         let servers = self.servers.iter().zip(ports);
         let urls = servers.map(|(server, port)| {
@@ -123,7 +123,7 @@ impl Move {
         })
     }
 
-    /// Writes the first record, or those that were lost.
+    /// Writes the first record, or a lost one again.
     fn prepare(&self) -> Result<()> {
         let migration = self.migration()?;
         let terms = Prepare::default().pace(PACE).tight(TIGHT);
@@ -133,7 +133,8 @@ impl Move {
         })
     }
 
-    /// An administrator makes a step. The direction turns round at the ends; one who is `against` it goes the other way.
+    /// An administrator makes a step. At the last phase, and at the first one, the direction changes. An administrator
+    /// who is `against` the direction goes the other way.
     fn step(&mut self, against: bool) -> Result<()> {
         let migration = self.migration()?;
         let (forward, wrong) = (Arc::clone(&self.forward), Arc::clone(&self.wrong));
@@ -143,7 +144,7 @@ impl Move {
             let stepped = on_a_thread(async move {
                 tokio::select! {
                     stepped = walk(&migration, &forward, against) => stepped,
-                    // As kill -9: whatever it was at.
+                    // As after kill -9, at any point of the step.
                     () = kill.notified() => Ok(()),
                 }
             });
@@ -158,13 +159,14 @@ impl Move {
 
     fn end(&mut self) {
         for step in self.steps.drain(..) {
-            // A panic there is reported by its output.
+            // The thread itself reports a panic.
             let _ = step.thread.join();
         }
     }
 }
 
-/// One step there or back, again while a server does not answer: nobody may leave the set in the hush.
+/// Makes one step there or back. It tries again while a server does not answer, since the set must not stay in the
+/// hush.
 async fn walk(migration: &Migration, forward: &AtomicBool, against: bool) -> Result<()> {
     let how = How::new("torture")
         .patience(Duration::ZERO)
@@ -173,7 +175,7 @@ async fn walk(migration: &Migration, forward: &AtomicBool, against: bool) -> Res
         match attempt(migration, &how, forward.load(SeqCst) != against).await {
             Ok(Stepped::Done(Phase::New)) => forward.store(false, SeqCst),
             Ok(Stepped::Done(Phase::Old)) => forward.store(true, SeqCst),
-            // Somebody holds in one store alone.
+            // A client holds a lock in one store alone.
             Ok(_) => {}
             Err(error) if error.is_away() => {
                 tokio::time::sleep(PAUSE).await;
@@ -215,7 +217,7 @@ pub(super) fn on_a_thread(work: impl Future<Output = Result<()>> + Send + 'stati
     }
 }
 
-/// As an option has it.
+/// The URL as the value of an option.
 pub(super) fn encoded(url: &str) -> String {
     let url = url.replace('%', "%25").replace('?', "%3F");
     url.replace('&', "%26")
@@ -248,12 +250,12 @@ impl TestStore for Move {
     fn begin(&mut self, kind: FaultKind, node: usize) -> Result<()> {
         match kind {
             FaultKind::Step => self.step(false),
-            // It goes the other way, and is killed.
+            // A step the other way, whose administrator is killed.
             FaultKind::StepKilled => self.step(true),
             FaultKind::RecordLost => {
-                // One store at a time: with all, the set is lost.
+                // Delete it in one store at a time: without any record the set is lost.
                 for other in (0..self.servers.len()).filter(|other| *other != node) {
-                    // It cannot be seen whether one that is paused has it.
+                    // A paused server cannot say whether it has the record.
                     if self.paused[other]
                         || self.servers[other].command::<u32>(&["EXISTS", RECORD])? == 0
                     {
@@ -279,10 +281,10 @@ impl TestStore for Move {
                     step.killed.notify_one();
                 }
                 self.end();
-                // The next one goes on.
+                // The next administrator continues.
                 self.step(false)
             }
-            // The next step gives it a record again.
+            // The next step writes the record again.
             FaultKind::RecordLost => self.step(false),
             FaultKind::Pause => {
                 self.paused[node] = false;

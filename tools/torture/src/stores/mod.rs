@@ -1,5 +1,5 @@
-//! Stores on servers that are started here, so that faults can be injected into them: one file per engine. No other file
-//! knows which engines there are.
+//! Stores on servers that this program starts, so that faults can be injected into them: one file per engine. No other
+//! file knows which engines there are.
 
 mod etcd;
 mod groups;

@@ -25,7 +25,7 @@ trait Server: Send {
     fn kill_connections(&self) -> Result<()>;
 }
 
-/// What a server of the testbed has by itself.
+/// The methods that a server of the testbed already has.
 macro_rules! own_methods {
     () => {
         fn port(&self) -> u16 {
@@ -209,7 +209,7 @@ impl<S: Server> TestStore for Database<S> {
     }
 
     fn left(&mut self) -> Result<Vec<String>> {
-        // `list`, which is called for every store, sees what is held.
+        // `list`, which is called for every store, shows what is held.
         Ok(Vec::new())
     }
 }

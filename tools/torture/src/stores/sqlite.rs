@@ -46,7 +46,7 @@ impl TestStore for File {
     }
 
     fn left(&mut self) -> Result<Vec<String>> {
-        // `list`, which is called for every store, sees all rows.
+        // `list`, which is called for every store, shows all rows.
         Ok(Vec::new())
     }
 }

@@ -16,10 +16,10 @@ pub(crate) const TWO_HOLDERS: &[Rule] = &[
     Rule::FenceOpen,
 ];
 
-/// What a lock that is bound to a connection does not promise, and why.
+/// The rules that a lock bound to a connection does not promise, and why.
 pub(crate) fn of_connections(kind: FaultKind) -> (Vec<Rule>, &'static str) {
     match kind {
-        // The last three also end with a reset.
+        // The last three rules may also be broken by a reset.
         FaultKind::Restart
         | FaultKind::KillConnections
         | FaultKind::Reset
@@ -36,7 +36,7 @@ pub(crate) fn of_connections(kind: FaultKind) -> (Vec<Rule>, &'static str) {
 /// How far a clock jumps: longer than every lease.
 pub(crate) const JUMP: Duration = Duration::from_secs(10);
 
-/// Sets a clock forward, or back again.
+/// Sets a clock forward, or back.
 pub(super) fn jump(clock: &ClockShim, forward: bool) -> Result<()> {
     match forward {
         true => clock.forward(JUMP),
@@ -62,7 +62,7 @@ pub(super) fn kill_clients(redis: &Redis) -> Result<()> {
     redis.command::<()>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"])
 }
 
-/// Injects a fault that a Redis can have wherever it stands. `None` for any other fault.
+/// Injects a fault that every kind of Redis can have. `None` for any other fault.
 pub(super) fn begin_at(redis: &Redis, kind: FaultKind) -> Option<Result<()>> {
     match kind {
         FaultKind::Pause => Some(redis.pause()),
@@ -124,13 +124,13 @@ pub(crate) trait TestStore: Send {
         let _ = limits;
     }
 
-    /// What happened to the store without an injected fault, what the engine does not promise then, and why. Called after
-    /// the run.
+    /// Incidents without an injected fault, what the engine does not promise during them, and why. Called after the
+    /// run.
     fn incident(&mut self) -> Option<(String, Vec<Rule>, &'static str)> {
         None
     }
 
-    /// How long a server stands still, in milliseconds.
+    /// How long a paused server is stopped, in milliseconds.
     fn pauses(&self, ttl: u64) -> RangeInclusive<u64> {
         50..=ttl * 3 / 2
     }
@@ -140,7 +140,7 @@ pub(crate) trait TestStore: Send {
         2000
     }
 
-    /// What late requests have brought that they must not. Called after the run.
+    /// Effects of late requests that must not happen. Called after the run.
     fn late(&mut self) -> Vec<Late> {
         Vec::new()
     }

@@ -85,7 +85,7 @@ impl TestStore for Three {
     }
 
     fn left(&mut self) -> Result<Vec<String>> {
-        // `list`, which is called for every store, sees what is held. The server removes empty parents.
+        // `list`, which is called for every store, shows what is held. The server removes empty parents.
         Ok(Vec::new())
     }
 }

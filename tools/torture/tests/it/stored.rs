@@ -1,5 +1,5 @@
-//! Parsers of stored data (tools/fuzz/stored.rs) and of the history that `--check` reads, on random bytes and on valid input
-//! with changes.
+//! The parsers of stored data (tools/fuzz/stored.rs) and of the history that `--check` reads. They get random bytes,
+//! and valid input with random changes.
 
 #[path = "../../../fuzz/stored.rs"]
 mod readers;
@@ -74,7 +74,7 @@ fn no_history_makes_the_checker_panic() {
     for _ in 0..20_000 {
         let mut text = HISTORY.to_owned();
         for _ in 0..random.usize(..4) {
-            // Another number, as large as possible.
+            // Replace a number by the largest possible one.
             let digits: Vec<usize> = text
                 .match_indices(|c: char| c.is_ascii_digit())
                 .map(|(at, _)| at)

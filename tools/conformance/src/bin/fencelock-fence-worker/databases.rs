@@ -1,4 +1,4 @@
-//! Rows with marks of their own on PostgreSQL; transactions behind a table of marks on SQLite and MySQL.
+//! PostgreSQL: rows that have marks themselves. SQLite and MySQL: transactions with a table of marks.
 
 use std::time::Duration;
 
@@ -89,7 +89,7 @@ impl Resource for Postgres {
 
     async fn write(&self, sequencer: &Sequencer, text: &str) -> Result<(), FenceError> {
         let name = sequencer.name.as_str();
-        // The row must exist to be protected.
+        // A row must exist before it can be protected.
         let row = "INSERT INTO ledger VALUES ($1, '') ON CONFLICT DO NOTHING";
         self.client.execute(row, &[&name]).await.unwrap();
         let update = self.fence.update("entry = $2", "name = $1", sequencer);

@@ -1,11 +1,11 @@
 //! A process that locks and writes to a fenced resource. It reads commands as lines from its standard input, and answers with
 //! lines of JSON. Its arguments: the store of the locks, the kind of the resource, and its location.
 //!
-//! * `setup`: creates the tables and the like; `names A B C`: sets the names;
-//! * `lock MILLIS`: acquires all the locks with that ttl, and answers their tokens;
-//! * `write TEXT`: writes to all of them with its grants, even if these have ended; answers for each `"ok"`, or the token
-//!   that won;
-//! * `read`: answers the last writes.
+//! * `setup`: creates what the resource needs, such as tables; `names A B C`: sets the names;
+//! * `lock MILLIS`: acquires all the locks with that ttl, and answers with their tokens;
+//! * `write TEXT`: writes under all names with its grants, even if these have ended; answers for each name with `"ok"`,
+//!   or with the token that won;
+//! * `read`: answers with the last writes.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod databases;
@@ -110,7 +110,7 @@ fn told(written: Result<(), FenceError>) -> Value {
     match written {
         Ok(()) => json!("ok"),
         Err(error) => match error.stale() {
-            // The message must contain it, too.
+            // The message must contain the token, too.
             Some(stale) if error.to_string().contains(&format!("token {}", stale.won)) => {
                 json!(stale.won.get())
             }

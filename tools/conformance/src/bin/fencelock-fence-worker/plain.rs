@@ -64,7 +64,7 @@ impl Replica<String> for InFile {
     }
 }
 
-/// Three replicas, of which one is always down.
+/// Three replicas, one of which is always down.
 pub(crate) struct ThreeFiles(Quorum<InFile>, PathBuf);
 
 impl ThreeFiles {

@@ -89,7 +89,7 @@ pub(crate) struct ZooKeeper(zookeeper_client::Client);
 
 impl ZooKeeper {
     pub(crate) async fn open(address: &str) -> Self {
-        // Longer than every stop, so that the fence refuses the sleeper and not its session.
+        // Longer than every stop, so that the fence refuses the sleeper: its session must not end first.
         let connector = zookeeper_client::Client::connector();
         let connector = connector.with_session_timeout(Duration::from_secs(60));
         Self(connector.connect(address).await.unwrap())
