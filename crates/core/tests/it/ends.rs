@@ -12,10 +12,10 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::{World, ms, settle};
 
-/// Far beyond what anything here takes.
+/// Far longer than any step of these tests.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Renewed by nobody while the one thread is blocked.
+/// No renewal runs while its one thread is blocked.
 fn one_thread() -> Runtime {
     let mut builder = Builder::new_current_thread();
     builder.enable_all().build().unwrap()
@@ -31,7 +31,7 @@ fn is_told(guard: &Guard) -> bool {
 }
 
 #[test]
-fn with_is_lost_if_its_body_blocked_until_it_was_over() {
+fn with_fails_if_its_body_blocks_beyond_the_validity() {
     one_thread().block_on(async {
         for awaits in [false, true] {
             let request = client().lock("x").ttl(ms(1000));
@@ -51,7 +51,7 @@ fn with_is_lost_if_its_body_blocked_until_it_was_over() {
 }
 
 #[test]
-fn a_loss_is_told_by_the_clock_before_the_renewer_has_run() {
+fn the_clock_shows_a_loss_before_the_renewer_has_run() {
     one_thread().block_on(async {
         let guard = client().lock("x").ttl(ms(1000)).await.unwrap();
         assert!(!is_told(&guard));
@@ -59,7 +59,7 @@ fn a_loss_is_told_by_the_clock_before_the_renewer_has_run() {
         let mut context = Context::from_waker(Waker::noop());
         assert!(before.as_mut().poll(&mut context).is_pending());
         std::thread::sleep(ms(1200));
-        // Whether it is asked again or for the first time.
+        // Both a future that was polled before and a new one show the loss.
         let told = before.as_mut().poll(&mut context);
         assert!(matches!(told, Poll::Ready(_)), "{told:?}");
         assert!(is_told(&guard) && !guard.is_valid());
@@ -68,7 +68,7 @@ fn a_loss_is_told_by_the_clock_before_the_renewer_has_run() {
 
 /// The client's runtime is there, but nobody runs it.
 #[test]
-fn a_loss_is_told_while_the_runtime_of_the_client_stands_still() {
+fn a_loss_is_noticed_while_the_client_runtime_does_not_run() {
     let still = one_thread();
     let guard = still.block_on(async { client().lock("x").ttl(ms(200)).await.unwrap() });
     one_thread().block_on(async {
@@ -79,7 +79,7 @@ fn a_loss_is_told_while_the_runtime_of_the_client_stands_still() {
 }
 
 #[test]
-fn a_release_does_not_wait_for_a_renewal_that_went_with_its_runtime() {
+fn a_release_does_not_wait_for_a_renewal_whose_runtime_is_gone() {
     let theirs = Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
@@ -117,7 +117,7 @@ async fn a_joined_hold_is_lost_soon_after_its_outer_one_was_released() {
             false => client.lock("x"),
         };
         let held = request(&outer).owner(&owner).await.unwrap();
-        // With a higher token, which stays.
+        // Another shared hold, with a higher token, stays.
         let beside = match shared {
             true => Some(request(&other).await.unwrap()),
             false => None,
