@@ -1,4 +1,4 @@
-//! Stand in no line: ask a few times, with pauses drawn at random, then give up.
+//! Do not queue: ask a few times, with random pauses, then give up.
 
 use std::time::Duration;
 
