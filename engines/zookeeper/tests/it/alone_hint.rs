@@ -57,8 +57,8 @@ async fn a_claim_in_between_is_seen() {
     }
 }
 
-/// The lock's node is created anew, and its numbers start again: the next claim gets the number that it expects. Tried over the
-/// old connection, and over a new one.
+/// The lock's node is created again, and its numbers start from 0: the next claim gets the number that it expects. Tried over
+/// the old connection, and over a new one.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_queue_of_a_new_lock_node_is_read() {
     for breaks in [false, true] {
