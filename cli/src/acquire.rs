@@ -25,11 +25,11 @@ pub(crate) struct Held {
 /// What is special about a request.
 #[derive(Clone, Default)]
 pub(crate) struct How<'a> {
-    /// The hold is to be detached from this process, and its claim is of this key.
+    /// For a hold that is to be detached from this process: the key of its claim.
     pub(crate) key: Option<&'a ClaimKey>,
     /// What to do if the store is away.
     pub(crate) if_away: Option<IfAway>,
-    /// Hears that it is away, if somebody wants to know.
+    /// Reports that the store is away; `None` if the request waits for the store.
     ear: Option<Ear>,
 }
 
@@ -51,7 +51,7 @@ impl<'a> How<'a> {
     }
 }
 
-/// The store has gone away, and the request is not to wait for it.
+/// Returns when the store is away, unless the request waits for the store.
 async fn is_away(how: &How<'_>) -> Error {
     match &how.ear {
         Some(ear) => ear.away().await,
@@ -59,7 +59,7 @@ async fn is_away(how: &How<'_>) -> Error {
     }
 }
 
-/// Opens the store, again and again for as long as the request may wait, if that was asked for.
+/// Opens the store, again and again for as long as the request may wait, with `--if-away wait`.
 async fn open(
     store: Wanted,
     options: &AcquireOptions,
@@ -67,7 +67,7 @@ async fn open(
     how: &How<'_>,
 ) -> Result<Client, Failure> {
     let begun = Clock::Boot.now();
-    // Who does not wait for a store that is away tries once.
+    // A request that does not wait for the store makes one attempt.
     let patience = match how.ear {
         Some(_) => Patience::Until(Duration::ZERO),
         None => times.patience,

@@ -1,4 +1,4 @@
-//! `--if-away`: what `run` does when the store is away. The user of the command decides that, never a store.
+//! `--if-away`: what `run` does when the store is away. The user of the command decides this, never the store.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -15,7 +15,7 @@ use crate::exit::{Failure, Outcome, code, say};
 use crate::joined;
 use crate::signals::Signals;
 
-/// Hears that a store is away: its breaker has opened.
+/// Learns that a store is away when the store's breaker opens.
 #[derive(Clone, Debug)]
 pub(crate) struct Ear(watch::Sender<Option<(String, String)>>);
 
@@ -85,7 +85,7 @@ impl fmt::Display for Listening {
     }
 }
 
-/// What becomes of a command whose lock was not taken, since the store is away.
+/// Runs or skips a command whose lock was not taken because the store is away, or fails.
 pub(crate) async fn instead(
     choice: IfAway,
     failure: Failure,

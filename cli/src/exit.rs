@@ -80,7 +80,7 @@ impl Failure {
         self.text += &format!(": {}", one_line(text));
     }
 
-    /// Puts before the message which store it is about.
+    /// Puts the name of the store before the message.
     pub(crate) fn of(mut self, what: &str) -> Self {
         self.text = format!("{what}: {}", self.text);
         self
@@ -132,7 +132,8 @@ fn code_of(error: &Error) -> u8 {
     }
 }
 
-/// The exit code of two things together: what cannot be used counts more than what is away, and that more than a finding.
+/// The exit code for two results: a store that cannot be used counts more than one that is away, and that counts more than a
+/// finding.
 pub(crate) fn worse(one: u8, other: u8) -> u8 {
     let weight = |code| match code {
         code::DONE => 0,
@@ -174,7 +175,7 @@ pub(crate) fn one_line(text: &str) -> String {
     for c in text.trim_end().chars() {
         match c {
             '\n' | '\r' | '\t' => line.push(' '),
-            // Also those that turn the direction of writing.
+            // These include the characters that change the direction of text.
             c if c.is_control()
                 || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}') =>
             {

@@ -1,4 +1,4 @@
-//! A grant as a file: what a process needs to go on with a hold that another process took.
+//! A grant as a file: what a process needs to continue a hold that another process took.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 
 use crate::exit::Failure;
 
-/// More than any grant has.
+/// No grant is that large.
 const MOST_BYTES: u64 = 64 << 10;
 
 /// The file that stands for standard input or output.
@@ -22,12 +22,12 @@ const STANDARD: &str = "-";
 /// A hold that is detached from the process that took it.
 pub(crate) struct Detached {
     pub(crate) held: HeldClaim,
-    /// Who has it may speak for the claim.
+    /// A secret: a process that has it may renew and release the hold.
     pub(crate) key: ClaimKey,
 }
 
 impl Detached {
-    /// Reads a grant from a file, or from standard input if it is `-`. No failure quotes what is in it: it has a key.
+    /// Reads a grant from a file, or from standard input if it is `-`. No failure quotes the file, since it contains a key.
     pub(crate) fn read(file: &Path) -> Result<Self, Failure> {
         let name = file.display();
         let text = if file == Path::new(STANDARD) {
@@ -51,7 +51,7 @@ fn text(from: impl Read) -> io::Result<String> {
 }
 
 fn parse(text: &str) -> Result<Detached, String> {
-    // The parser says where it is wrong, and does not repeat what is there.
+    // The parser's error gives the position and does not quote the text.
     let value: Value = serde_json::from_str(text).map_err(|error| format!("no JSON: {error}"))?;
     let Value::Object(members) = value else {
         return Err("no JSON object".to_owned());
@@ -111,8 +111,8 @@ fn millis(members: &Map<String, Value>, name: &str) -> Result<Duration, String> 
     number(members, name).map(Duration::from_millis)
 }
 
-/// A file that is to have a grant, beside its place until it has one. Removed if it is dropped before that. Only the
-/// user can read it.
+/// A new file beside the place of the grant file; [`write`](Self::write) moves it there. If it is dropped before that, it is
+/// removed. Only the user can read it.
 pub(crate) struct GrantFile {
     file: File,
     beside: PathBuf,
@@ -120,7 +120,7 @@ pub(crate) struct GrantFile {
 }
 
 impl GrantFile {
-    /// Makes the file, so that one that cannot be made is known before the lock is taken. `None` for standard output.
+    /// Creates the file before the lock is taken, so that a failure is known in time. `None` for standard output.
     pub(crate) fn create(place: &Path) -> Result<Option<Self>, Failure> {
         if place == Path::new(STANDARD) {
             return Ok(None);
@@ -129,7 +129,7 @@ impl GrantFile {
         let Some(name) = place.file_name() else {
             return Err(failed(io::ErrorKind::IsADirectory.into()));
         };
-        // The file takes the place of what is there. So a device, a pipe or a link to something else would be gone.
+        // The new file replaces the old one, and would so replace a device, a pipe or a link.
         if fs::symlink_metadata(place).is_ok_and(|there| !there.is_file()) {
             let why =
                 "it exists and is not a regular file; name a new file, or - for standard output";
@@ -166,7 +166,7 @@ impl GrantFile {
 
 impl Drop for GrantFile {
     fn drop(&mut self) {
-        // After the renaming there is none.
+        // After the renaming, this file does not exist.
         let _ = fs::remove_file(&self.beside);
     }
 }

@@ -36,7 +36,7 @@ pub(crate) async fn ls(args: Ls, store: Wanted) -> Outcome {
         worse(code, failure.of("left out").report())
     });
     if held.is_empty() && !args.json && io::stdout().is_terminal() {
-        // A program that reads the output gets nothing instead.
+        // If standard output is not a terminal, nothing is printed: a program may read it.
         print(&match args.prefix.as_str() {
             "" => "no lock is held\n".to_owned(),
             prefix => format!("no lock whose name begins with {prefix:?} is held\n"),

@@ -295,7 +295,7 @@ impl Job {
     }
 }
 
-/// The end of the validity, as soon as it differs from `known`.
+/// Returns the end of the validity as soon as it differs from `known`.
 async fn end_of_validity(guard: &Guard, known: BootInstant) -> BootInstant {
     let now = guard.valid_until();
     if now == known {

@@ -118,7 +118,7 @@ fn start(words: &[OsString], variables: &[(&'static str, String)]) -> Result<Chi
         return Err(Failure::usage("the command is missing"));
     };
     let mut command = Command::new(program);
-    // Those of an outer command, which may be about another lock.
+    // The outer command may have set these, for another lock.
     for variable in [
         environment::NAME,
         environment::TOKEN,

@@ -30,12 +30,12 @@ pub(crate) struct Taken<'a> {
 }
 
 impl Taken<'_> {
-    /// With the key, a secret: who has it may renew and release.
+    /// The JSON with the key, which is a secret: a process that has it may renew and release the hold.
     pub(crate) fn with_key(&self, key: &ClaimKey) -> String {
         object(&self.members(Some(key)))
     }
 
-    /// For everybody to read.
+    /// The JSON without the key, which everybody may read.
     pub(crate) fn without_key(&self) -> String {
         object(&self.members(None))
     }
@@ -61,7 +61,7 @@ impl Taken<'_> {
     }
 }
 
-/// What `renew` prints: how long the holder may believe from now on.
+/// What `renew` prints: for how long the hold may be believed from now on.
 pub(crate) fn renewed(held: &HeldClaim, left: Duration, asked: bool) -> String {
     object(&[
         ("name", held.claim.name.as_str().into()),

@@ -33,7 +33,7 @@ impl fmt::Display for Keyed {
     }
 }
 
-/// The store of a URL, which speaks for claims of this key if it must prove that.
+/// The store of a URL. If it must prove that a claim is its own, it uses this key.
 pub(crate) fn with_key(url: &str, key: &ClaimKey) -> Store {
     #[cfg(feature = "http")]
     if let Ok(parsed) = fencelock::StoreUrl::parse(url)

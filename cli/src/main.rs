@@ -164,7 +164,7 @@ async fn torture(args: fencelock_torture::Args, store: Wanted) -> Outcome {
     }
 }
 
-/// For the service, which has no command to run and no terminal to mind.
+/// For the service, which runs no command and uses no terminal.
 #[cfg(feature = "serve")]
 fn block_on_all_cores(work: impl Future<Output = Outcome>) -> Outcome {
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -177,7 +177,7 @@ fn block_on_all_cores(work: impl Future<Output = Outcome>) -> Outcome {
 }
 
 fn block_on(work: impl Future<Output = Outcome>) -> Outcome {
-    // Before any thread is started, so that every thread inherits it.
+    // Called before any thread is started, so that every thread inherits it.
     terminal::shield().map_err(|error| Failure::internal("blocking a signal", error))?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -1,4 +1,4 @@
-//! `migrate offline`: after it, every token of one store is above every token of another.
+//! `migrate offline`: raises the tokens of one store above all those of another.
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use fencelock::{LockName, Token};
 use crate::exit::{Failure, Outcome, code, print};
 use crate::store::{CLOSE_TIMEOUT, Wanted};
 
-/// The lock that shows how far a store's tokens are. Two moves at once exclude each other by it.
+/// The lock whose grant shows how high a store's tokens are. It also prevents two moves at the same time.
 const PROBE: &str = "fencelock/migrate";
 
 /// How many locks a refusal names.
@@ -116,7 +116,7 @@ async fn raise_above(
         let why = format!("it granted token {next}, which is not above the floor {last}");
         return Err(Failure::internal(&format!("store {to}"), why));
     }
-    // A program that was forgotten may have come meanwhile, with a token of the old store that is above `last`.
+    // A program that still uses the old store may have got a token above `last` meanwhile.
     unused(from).await?;
     Ok(Moved { last, next, raised })
 }
@@ -163,7 +163,7 @@ impl<'a> Probe<'a> {
         }
     }
 
-    /// If the release fails, the lease ends the hold.
+    /// Releases the lock. If that fails, the lease ends the hold.
     async fn end(&self) {
         let _ = self.store.withdraw(&self.claim, Leave::Release).await;
     }

@@ -30,7 +30,7 @@ pub(crate) async fn migrate(what: Migrate, wanted: Wanted) -> Outcome {
             let aborted = migration(wanted)?;
             end(aborted.abort(&how(&by, Some(&args))?).await?)
         }
-        // Another module's.
+        // `main` passes this subcommand to another module.
         Migrate::Offline { .. } => Err(Failure::usage("`migrate offline` takes FROM and TO")),
     }
 }
@@ -97,12 +97,12 @@ async fn prepare(args: &MigratePrepare, wanted: Wanted) -> Outcome {
     Ok(code::DONE)
 }
 
-/// What programs need in their configuration file.
+/// The section that programs need in their configuration file.
 fn section(set: &str, from: &str, to: &str) -> String {
     let shown = |store: &str| match StoreUrl::parse(store) {
-        // The file must have no password.
+        // The file must not contain a password.
         Ok(url) if url.has_password() => format!("{} with password-file=…", url),
-        // Its shards' passwords are within its options.
+        // The passwords of the shards are within the options.
         Ok(url) if !shard_urls(&url).is_empty() => {
             let urls = shard_urls(&url);
             let urls = urls.iter().filter_map(|(_, url)| StoreUrl::parse(url).ok());
@@ -207,7 +207,7 @@ fn as_json(status: &Status) -> Value {
     })
 }
 
-/// `user@host:pid`, for people.
+/// `user@host:pid`, for people who read the record.
 fn who() -> String {
     let user = std::env::var("USER").or_else(|_| std::env::var("LOGNAME"));
     let user = user.unwrap_or_else(|_| "somebody".to_owned());

@@ -10,7 +10,7 @@ use crate::exit::say;
 /// Where the manager listens, if there is one.
 const SOCKET: &str = "NOTIFY_SOCKET";
 
-/// Tells the manager, if there is one. That it does not hear it must not end the service.
+/// Tells the manager, if there is one. If that fails, the service continues.
 pub(crate) fn tell_manager(state: &str) {
     let Some(path) = std::env::var_os(SOCKET).filter(|path| !path.is_empty()) else {
         return;

@@ -13,7 +13,7 @@ use crate::terminal::Terminal;
 /// A wait shorter than this is not reported.
 const UNNOTICED: Duration = Duration::from_millis(200);
 
-/// How long a failure waits for the holder's name.
+/// How long the report of a failure waits for the holder's name.
 const ANSWER: Duration = Duration::from_secs(1);
 
 /// How often the line on the terminal is updated.
@@ -36,7 +36,7 @@ pub(crate) async fn report(client: &Client, name: &str, owner: &str, verbose: bo
     report_silence(client, name).await;
 }
 
-/// A wait without a limit would otherwise not tell a store that hangs from a lock that is held.
+/// Without these messages, a user could not distinguish a store that hangs from a lock that is held.
 async fn report_silence(client: &Client, name: &str) {
     let mut away = false;
     loop {
@@ -78,7 +78,7 @@ fn describe(view: &LockView, owner: &str) -> String {
     if let Some(at) = view.waiters.iter().position(|waiter| waiter.owner == owner) {
         text += &format!(" (place {} of {})", at + 1, view.waiters.len());
     }
-    // Of two stores between which the locks move, the request may have the first already.
+    // While locks move between two stores, the request may already hold the lock in one of them.
     if let Some(held) = held(view).filter(|_| !view.holders.iter().any(|held| held.owner == owner))
     {
         text += &format!(", held {held}");

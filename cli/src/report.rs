@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::exit::{code, one_line};
 
-/// What `doctor` has found out about a store.
+/// The results of `doctor` for a store.
 pub(crate) struct Report {
     pub(crate) store: String,
     pub(crate) promises: Promises,

@@ -152,7 +152,7 @@ fn settings(args: &Serve, file: Option<&PathBuf>) -> Result<Settings, Failure> {
     Ok(settings)
 }
 
-/// Other machines need TLS and credentials, unless the operator said --insecure.
+/// Refuses to serve other machines without TLS and credentials, unless the operator gave `--insecure`.
 fn refuse_strangers(settings: &Settings) -> Result<(), Failure> {
     let mut beyond = settings
         .listen
@@ -217,7 +217,8 @@ async fn start(settings: &Settings, engine: &Arc<dyn Engine>) -> Result<Vec<Serv
 /// Replaces the principals and certificates. Reports those that cannot be used, and then changes nothing.
 fn reload(args: &Serve, file: Option<&PathBuf>, begun: &Settings, servers: &[Server]) {
     let reloaded = settings(args, file).and_then(|mut settings| {
-        // What needs a restart is as it was. Without principals, strangers could take locks from now on.
+        // Settings that need a restart stay as they were. The new principals are checked: without any, strangers could take
+        // locks from now on.
         settings.listen.clone_from(&begun.listen);
         settings.insecure = begun.insecure;
         settings.config.tls.clone_from(&begun.config.tls);
@@ -259,7 +260,7 @@ impl Signals {
         })
     }
 
-    /// Somebody ends the service.
+    /// Returns when a signal ends the service.
     async fn end(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
@@ -267,7 +268,7 @@ impl Signals {
         }
     }
 
-    /// The next signal: true if somebody has changed the files, false if somebody ends the service.
+    /// The next signal: true if it asks to read the files again, false if it ends the service.
     async fn is_reload(&mut self) -> bool {
         tokio::select! {
             _ = self.terminate.recv() => false,

@@ -65,24 +65,24 @@ async fn close(open: BTreeMap<String, Arc<Breaker>>) {
     join_all(all).await;
 }
 
-/// What was seen of one store.
+/// The state of one store, as last seen.
 struct Row {
     name: String,
     /// The store, to be looked at again.
     engine: Option<Arc<Breaker>>,
     /// How long it took to answer; opening it is part of that the first time.
     reached: Option<Duration>,
-    /// Of the record of a set, or of a store that belongs to one.
+    /// The version of the record of a set, or of a store in a set.
     version: Option<u64>,
     held: usize,
     waiting: usize,
     findings: usize,
-    /// Why it did not answer, or not all of it.
+    /// Why the store, or a part of it, did not answer.
     wrong: Option<String>,
 }
 
 impl Row {
-    /// Whether requests for locks would fail at once, by what this command has seen of the store.
+    /// Whether requests for locks would fail at once, judging by the answers that this command got.
     fn breaker(&self) -> Option<&'static str> {
         let engine = self.engine.as_ref()?;
         Some(match engine.away() {
@@ -126,7 +126,7 @@ async fn look(file: &Config, row: &mut Row) -> Result<(), Error> {
     row.wrong = away.first().map(Error::to_string);
     row.held = locks.iter().map(|lock| lock.holders.len()).sum();
     row.waiting = locks.iter().map(|lock| lock.waiters.len()).sum();
-    // A user who may not read it does not see it.
+    // A user who may not read the record sees no version.
     if let Ok(record) = engine.record("", None).await {
         let text = serde_json::from_str::<Value>(&record.text);
         row.version = text.ok().and_then(|text| text["version"].as_u64());
@@ -142,7 +142,7 @@ async fn look(file: &Config, row: &mut Row) -> Result<(), Error> {
     Ok(())
 }
 
-/// The locks of a store, and why some of a set are left out.
+/// The locks of a store, and the errors of the shards whose locks are left out.
 async fn locks(engine: &dyn Engine, url: &StoreUrl) -> Result<(Vec<LockView>, Vec<Error>), Error> {
     let shards = shard_urls(url);
     if !shards.is_empty() {

@@ -14,10 +14,10 @@ use crate::environment::STORE;
 use crate::exit::{Failure, say};
 use crate::keyed::{Keyed, detachable, with_key};
 
-/// How long the end of this process waits for the store. What the store has not confirmed by then ends with its lease.
+/// How long the end of this process waits for the store. A hold whose release is not confirmed by then ends with its lease.
 pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What the command line says of the store.
+/// The options of the command line that say which store to use.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Wanted {
     /// The value of `--store`.
@@ -26,7 +26,7 @@ pub(crate) struct Wanted {
     pub(crate) config: Option<PathBuf>,
 }
 
-/// The store that is meant.
+/// The store to use.
 #[derive(Clone, Debug)]
 pub(crate) struct Resolved {
     pub(crate) url: String,
@@ -89,7 +89,7 @@ pub(crate) async fn open(
         None => fencelock::connect(&url),
         Some(key) => {
             let ids = key.claim_ids();
-            // One token for each grant: nobody in this process takes the next one.
+            // One token for each grant, since no other task of this process takes the lock next.
             fencelock::connect(with_key(&url, key))
                 .batch(1)
                 .layer(move |engine| Arc::new(Keyed { engine, ids }))
@@ -98,7 +98,7 @@ pub(crate) async fn open(
     let purpose = purpose.map(Into::into).or(said);
     connect = connect.purpose(purpose.unwrap_or_default());
     if let Some(ear) = ear.cloned() {
-        // There is no key then.
+        // A request with an ear never has a key.
         connect = connect.layer(move |engine| ear.around(engine));
     }
     if let Patience::Until(most) = patience {

@@ -73,7 +73,7 @@ pub(crate) async fn take(args: Take, store: Wanted) -> Outcome {
                 let (token, left) = (guard.token(), in_words(guard.remaining()));
                 say(&format!("lock {name} is taken, token {token}, for {left}"));
             }
-            // It stays: neither released nor renewed.
+            // The hold stays: it is neither released nor renewed.
             std::mem::forget(guard);
             Ok(code::DONE)
         }
@@ -126,7 +126,7 @@ pub(crate) async fn renew(args: GrantOptions, store: Wanted) -> Outcome {
     Ok(code::DONE)
 }
 
-/// Gives back what a grant holds.
+/// Releases the hold of a grant.
 pub(crate) async fn release(file: &Path, patience: Option<Duration>, store: Wanted) -> Outcome {
     let detached = Detached::read(file)?;
     let engine = open(store, &detached, patience).await?;
@@ -167,7 +167,7 @@ async fn withdraw(engine: &dyn Engine, held: &HeldClaim) -> Result<Withdrawn, Er
     engine.withdraw(&held.claim, Leave::Release).await
 }
 
-/// The engine, which speaks for the claim.
+/// Opens the engine with the claim's key.
 async fn open(
     store: Wanted,
     detached: &Detached,
@@ -208,13 +208,13 @@ fn lost(detached: &Detached, why: &str) -> Failure {
     )
 }
 
-/// How long a holder may believe: clocks may run apart by 1 %, and 2 ms are for rounding.
+/// The time until which the hold may be believed: clocks may differ in speed by 1 %, and 2 ms are for rounding.
 fn valid_until(counted_from: BootInstant, lease: Duration) -> BootInstant {
     let drift = lease / 100 + Duration::from_millis(2);
     counted_from + lease.saturating_sub(drift)
 }
 
-/// A reader that is gone does not know of the grant, so that is a failure.
+/// Prints a line. A closed pipe is a failure, since its reader does not get the grant.
 fn print(line: &str) -> Result<(), Failure> {
     write_out(&format!("{line}\n"))
         .map_err(|error| Failure::internal("writing to standard output", error))

@@ -24,10 +24,10 @@ pub(crate) struct Terms {
     pub(crate) kill_after: Duration,
     /// When `--max-hold` is over.
     pub(crate) max_hold: Option<BootInstant>,
-    /// The process group in the foreground that hands the terminal over to the command, if it does.
+    /// The process group in the foreground, if it hands the terminal over to the command.
     pub(crate) foreground: Option<Pid>,
-    /// Whether this `run` is inside another one. Then the command must end at once when this `run` is gone: the outer
-    /// deadline may be what ended it.
+    /// Whether this `run` is inside another one. Then the command must end at once when this `run` is gone: the end of this
+    /// `run` may have been caused by the outer deadline.
     pub(crate) nested: bool,
 }
 

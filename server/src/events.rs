@@ -17,7 +17,7 @@ use crate::bound::Bound;
 use crate::metrics::Metrics;
 
 /// How many events a slow listener may have unread. Further ones are lost for it.
-const BEHIND: usize = 1024;
+const MAX_UNREAD: usize = 1024;
 
 /// The event of a claim that holds after it waited.
 pub(crate) const GRANTED: &str = "granted";
@@ -180,7 +180,7 @@ impl Events {
 
     /// Listens to the claims of a key.
     pub(crate) fn of_claims(&self, ids: [u8; 10], hears_grants: bool) -> Receiver {
-        let (sender, receiver) = mpsc::channel(BEHIND);
+        let (sender, receiver) = mpsc::channel(MAX_UNREAD);
         let listener = Listener {
             sender,
             hears_grants,
@@ -273,7 +273,7 @@ impl Events {
         if holds.by_id.len() > holds.sweep_at {
             let now = self.engine.clock().now();
             holds.by_id.retain(|_, hold| hold.until > now);
-            holds.sweep_at = 2 * holds.by_id.len() + BEHIND;
+            holds.sweep_at = 2 * holds.by_id.len() + MAX_UNREAD;
         }
     }
 
@@ -297,7 +297,7 @@ impl Events {
         if let Some(sender) = watched.get(name) {
             return Receiver::Lock(sender.subscribe());
         }
-        let (sender, receiver) = broadcast::channel(BEHIND);
+        let (sender, receiver) = broadcast::channel(MAX_UNREAD);
         watched.insert(name.clone(), sender.clone());
         let watch = watch(Arc::downgrade(self), name.clone(), seen, sender);
         tokio::spawn(watch);

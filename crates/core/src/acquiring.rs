@@ -91,7 +91,7 @@ impl Acquiring {
     fn gave_up(&self, name: LockName, waited: Duration) -> Error {
         let mut heard = self.caller.heard();
         if matches!(heard, Heard::Nothing) {
-            // The request waits behind other tasks of this process, which know more.
+            // The request waits for other tasks of this process, and these may have got an answer.
             heard = self.state.queues.heard(&name);
         }
         let cause = match heard {

@@ -6,7 +6,7 @@ mod targets;
 
 use proptest::prelude::*;
 
-/// Valid inputs of each parser, from which the random changes start.
+/// Texts that each parser accepts; the random changes start from these.
 const GOOD: [&str; 12] = [
     "redis://user:x@localhost:6379/0?claim-window=1s&prefix=a%2F",
     "redlock://a:1,b:2,c:3?quorum=2",
@@ -29,7 +29,7 @@ fn all(text: &str) {
 }
 
 #[test]
-fn what_is_good_is_taken() {
+fn good_texts_are_accepted() {
     for text in GOOD {
         all(text);
     }

@@ -1,4 +1,4 @@
-//! What does your code do when the store stops answering? A layer of faults lets a test find out.
+//! What does your code do when the store stops answering? A layer that injects faults lets a test find out.
 
 use std::sync::Arc;
 use std::time::Duration;

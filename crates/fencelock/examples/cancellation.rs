@@ -1,4 +1,4 @@
-//! Work in a task of its own that ends when the lock is lost or released, through a cancellation token.
+//! Work in its own task, which a cancellation token ends when the lock is lost or released.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Write alone, then read beside others, without a moment in between in which somebody else could write.
+//! Write alone, then read together with others. Nobody else can write in between.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! One leads, the others know who.
+//! One process leads, and the others know which one.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! A resource that refuses whoever woke up too late, by token; and one that asks the store.
+//! A resource that refuses late writers by their token, and one that asks the store.
 
 use fencelock::{Release, Sequencer, Token};
 

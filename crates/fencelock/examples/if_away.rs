@@ -1,6 +1,6 @@
-//! A job that does without its lock while the store is away: it says so, and does the part that may run twice.
+//! A job that runs without its lock while the store is away: it says so, and does only the part that may run twice.
 //!
-//! That is the program's choice. No store decides it, and a job that may not run twice has to fail instead.
+//! The program makes this choice, never the store. A job that may not run twice has to fail instead.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! The store keeps the lock of a holder that vanished for a while longer, so that what it has sent has the time to arrive.
-//! An operator who knows better cuts that short.
+//! The store keeps the lock of a vanished holder for a while longer, so that the holder's last requests have time to arrive. An
+//! operator can end this time early.
 
 use std::sync::Arc;
 use std::time::Duration;

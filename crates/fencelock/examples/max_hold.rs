@@ -1,4 +1,4 @@
-//! A hold that ends by itself after so long, whatever its holder does.
+//! A hold that ends by itself after a given time, whatever its holder does.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Enter again what is held already: on purpose, by an owner, and from another process.
+//! Take a lock again that is held already: on purpose, as its owner, also from another process.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Stand in no line: ask a few times, with pauses drawn at random, then give up.
+//! Do not queue: ask a few times, with random pauses, then give up.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ pub(crate) async fn main() -> fencelock::Result<()> {
     guard.release().await?;
     request.await?.release().await?;
 
-    // Or ask for as long as it takes, whoever may come first.
+    // Or ask until the lock is granted. Others may get it first.
     client.lock("mail").unfair().await?.release().await?;
     client.close().await
 }

@@ -1,4 +1,4 @@
-//! Renew by hand: for programs that want a lock to end by itself unless they get on.
+//! Renew by hand: for programs whose lock should end by itself when their work makes no progress.
 
 use std::time::Duration;
 

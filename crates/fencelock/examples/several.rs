@@ -1,4 +1,4 @@
-//! Several locks as one: all of them or none, in an order in which nobody waits in a circle.
+//! Several locks as one: all of them or none, always in the same order, so that no programs wait for each other in a circle.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Names of locks, spread over two stores.
+//! The names of locks, spread over two stores.
 
 #[cfg(all(feature = "composite", feature = "sqlite"))]
 #[tokio::main(flavor = "current_thread")]

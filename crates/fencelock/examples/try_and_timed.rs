@@ -1,4 +1,4 @@
-//! Do not wait, or wait for so long only.
+//! Do not wait, or wait for a limited time.
 
 use std::time::Duration;
 

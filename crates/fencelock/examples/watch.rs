@@ -1,4 +1,4 @@
-//! Look at locks, list them, and hear when one changes hands.
+//! Look at locks, list them, and notice when one gets another holder.
 
 use std::sync::Arc;
 

@@ -10,8 +10,8 @@
 //! # }
 //! ```
 //!
-//! Renewals run on a thread of the client's own. None of this may be called from within async code: it would block the
-//! runtime, and tokio panics.
+//! Renewals run on a thread of the client. Do not call these functions from async code: they would block the runtime, and tokio
+//! panics.
 
 use std::fmt;
 use std::future::IntoFuture;
@@ -44,12 +44,12 @@ pub struct Client {
     runtime: Arc<Ended>,
 }
 
-/// A runtime that ends without waiting, so that a guard may be dropped anywhere.
+/// A runtime whose drop does not wait, so that a guard may be dropped anywhere.
 struct Ended(Option<Runtime>);
 
 impl Ended {
     fn block_on<T>(&self, future: impl Future<Output = T>) -> Result<T> {
-        // Taken in `drop` only.
+        // Only `drop` takes it.
         self.0
             .as_ref()
             .map(|runtime| runtime.block_on(future))
@@ -447,8 +447,8 @@ impl fmt::Debug for Acquire {
     }
 }
 
-/// A lock that is held. Dropping it releases the lock in the background, as long as the client or another guard is
-/// there; [`Guard::release`] waits and tells how that went.
+/// A lock that is held. Dropping it releases the lock in the background, as long as the client or another guard exists;
+/// [`Guard::release`] waits for the result and returns it.
 ///
 /// ```
 /// # use std::time::Duration;

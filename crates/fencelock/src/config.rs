@@ -48,8 +48,8 @@ impl Config {
         Ok(Self { stores })
     }
 
-    /// Reads the file that `$FENCELOCK_CONFIG` names, else `/etc/fencelock/fencelock.toml`. It never looks in the working
-    /// directory.
+    /// Reads the file that `$FENCELOCK_CONFIG` names, else `/etc/fencelock/fencelock.toml`. It never reads a file in the
+    /// working directory.
     ///
     /// ```no_run
     /// let config = fencelock::Config::find()?;
@@ -62,7 +62,7 @@ impl Config {
         Self::load(fencelock_config::path())
     }
 
-    /// Reads the text of a file, whose name is for errors.
+    /// Reads `text` as the content of a file. Errors name it `file`.
     ///
     /// ```
     /// let config = fencelock::Config::read("test.toml", "[store.cache]\nurl = \"redis://cache\"")?;
@@ -102,7 +102,7 @@ impl Config {
             .purpose(fencelock_config::name_of(name).unwrap_or(name))
     }
 
-    /// The URL of a store; an `@` before the name may stay. It has no password, since the file has none. For a set it is a URL
+    /// The URL of a store; `name` may begin with `@`. It has no password, since the file has none. For a set it is a URL
     /// `shards:`.
     ///
     /// ```
@@ -113,7 +113,7 @@ impl Config {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Config`](crate::Error::Config) if there is no such store, a password stands in its URL, or it is made of itself.
+    /// [`Error::Config`](crate::Error::Config) if there is no such store, its URL has a password, or it contains itself.
     pub fn url(&self, name: &str) -> Result<String> {
         self.stores.url(name)
     }

@@ -52,8 +52,8 @@ pub fn connect(store: impl Into<Store>) -> Connect {
     }
 }
 
-/// Opens a store's engine by itself, without a client: for programs that go on with claims of other processes, where the
-/// store allows that ([`Promises::portable`](fencelock_core::Promises::portable)). All others want [`connect`].
+/// Opens a store's engine alone, without a client: for programs that continue claims of other processes, where the store allows
+/// that ([`Promises::portable`](fencelock_core::Promises::portable)). All other programs use [`connect`].
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -73,12 +73,12 @@ pub async fn open_engine(store: impl Into<Store> + Send) -> Result<Arc<dyn Engin
     open(store.into(), false, None).await
 }
 
-/// Writes the record of each store of a [`ShardSet`](crate::ShardSet) or of a URL `shards:`, for a new set: before the first
-/// lock is taken, and again when a store promises less than it did. If a call is interrupted, the next one finishes its work.
-/// All stores must answer, and no program may use the set meanwhile.
+/// Writes the record of each store of a [`ShardSet`](crate::ShardSet) or of a URL `shards:`. Call it for a new set, before its
+/// first lock is taken, and again when a store promises less than before. If a call is interrupted, the next one finishes its
+/// work. All stores must answer, and no program may use the set meanwhile.
 ///
 /// # Errors
-/// [`Error::Config`](crate::Error::Config) if it is no set, or a store has the record of another shard or set;
+/// [`Error::Config`](crate::Error::Config) if `store` is not a set, or a store has the record of another shard or set;
 /// [`Error::Unsupported`](crate::Error::Unsupported) if a store keeps no record; and those of opening the stores.
 ///
 /// # Cancel safety
@@ -237,9 +237,9 @@ impl Connect {
         self
     }
 
-    /// Opens the store to look at it only: the client can look, list, watch, check and diagnose, also where a lock cannot
-    /// be taken (a replica, a full server, a user without the right to write), and creates nothing. Taking a lock, and
-    /// releasing another's, is refused with
+    /// Opens the store for inspection only: the client can look, list, watch, check and diagnose, and creates nothing. This
+    /// also works where a lock cannot be taken: on a replica, on a full server, and for a user without the right to write.
+    /// Taking a lock, and releasing the lock of another client, is refused with
     /// [`Error::Unsupported`](crate::Error::Unsupported) before anything is sent.
     ///
     /// ```
@@ -256,8 +256,8 @@ impl Connect {
         self
     }
 
-    /// For how long opening is tried again while the store does not answer, if that is shorter than its
-    /// `connect-timeout`; zero means once.
+    /// For how long opening is retried while the store does not answer; its `connect-timeout` is the upper limit. Zero means
+    /// one attempt.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]

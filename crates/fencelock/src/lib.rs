@@ -24,7 +24,7 @@
 //! }
 //! ```
 //!
-//! Every grant has a [`Token`] that is higher than that of any grant of the same name before. Hand it to the resource that
+//! Every grant has a [`Token`] that is higher than those of all earlier grants of the same name. Hand it to the resource that
 //! the lock protects: no lock can stop a holder that was paused in the middle of a write, but the resource can refuse it.
 //!
 //! Without [`with`](Client::with), [`lock`](Client::lock) gives a [`Guard`]. It renews itself, and says when it is lost:
@@ -50,7 +50,8 @@
 //! With the feature `config`, `@orders` is the store that a configuration file calls `orders`.
 //!
 //! Options follow after a `?`: `redis://HOST?prefix=shop:&connect-timeout=10s`. Stores promise different things;
-//! [`Client::promises`] says what this one does. What it does not is refused with [`Error::Unsupported`], never imitated.
+//! [`Client::promises`] says what a client's store promises. Anything else is refused with [`Error::Unsupported`], never
+//! imitated.
 //!
 //! # Features
 //!

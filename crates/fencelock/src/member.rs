@@ -11,7 +11,7 @@ use tokio::sync::Mutex;
 
 use crate::to_open::ToOpen;
 
-/// The options of a store, or what is wrong with them.
+/// The options of a store, or the error in them.
 pub(crate) type Options = Result<Box<dyn StoreOptions>>;
 
 /// The schemes of sets.
@@ -25,13 +25,13 @@ pub(crate) fn is_set(url: &StoreUrl) -> bool {
 /// One store of a set, still to be opened.
 pub(crate) struct Member {
     store: Mutex<ToOpen>,
-    /// As it was given.
+    /// The URL as given.
     url: StoreUrl,
     shown: String,
 }
 
 impl Member {
-    /// A store with these options, which is to be `what` of a set.
+    /// A store with these options; `what` is its role in a set.
     pub(crate) fn new(what: &str, store: Options) -> Result<Self> {
         let mut options = store?;
         let url = options.url();
@@ -54,7 +54,7 @@ impl Member {
     }
 
     pub(crate) fn check(&self) -> Result<()> {
-        // Nobody opens it meanwhile, unless the set is open, and then its options are good.
+        // Only opening the store holds this lock. The set is open then, so its options were checked.
         match self.store.try_lock() {
             Ok(store) => store.check(),
             Err(_) => Ok(()),
@@ -68,7 +68,7 @@ struct Opener {
     inspect_only: bool,
 }
 
-/// What opens a store of a set.
+/// An opener for a store of a set.
 pub(crate) fn opener(member: &Arc<Member>, inspect_only: bool) -> Arc<dyn OpenStore> {
     let member = Arc::clone(member);
     Arc::new(Opener {

@@ -1,4 +1,4 @@
-//! Two stores, or two sets of shards, between which locks move while programs run, by URL: `migrate:?from=URL&to=URL`, each
+//! Two stores, or two sets of shards, between which locks move while programs run, from a URL: `migrate:?from=URL&to=URL`, each
 //! URL percent-encoded.
 
 use std::any::Any;
@@ -49,15 +49,15 @@ pub struct MigrateSet {
     url: StoreUrl,
     set: Option<String>,
     breaker: bool,
-    /// The old and the new side, or what is wrong with them.
+    /// The old and the new side, or the error in them.
     sides: Result<Sides, Wrong>,
 }
 
-/// Between what names move.
+/// The two sides between which names move.
 enum Sides {
-    /// All of them, from one store to another.
+    /// All names move from one store to another.
     Stores([Arc<Member>; 2]),
-    /// Some of them, between the shards before and after.
+    /// Some names move between the old and the new shards.
     Shards(Box<[ShardSet; 2]>),
 }
 
@@ -146,11 +146,11 @@ impl MigrateSet {
         })
     }
 
-    /// What prepares the migration and makes its steps.
+    /// The migration, which can prepare the stores and make the steps.
     ///
     /// # Errors
     /// [`Error::Config`](crate::Error::Config) for stores that cannot be used, [`Error::Invalid`](crate::Error::Invalid) for a
-    /// name or a change of shards that makes no sense.
+    /// name or a change of shards that is not possible.
     pub fn migration(self) -> Result<Migration> {
         self.described()?.migration()
     }
@@ -178,7 +178,8 @@ impl Sides {
     }
 }
 
-/// What was given as the old and the new side of the set that `url` names, which gets the prefix of sets of shards.
+/// The two sides from the options of the old and the new store. For sets of shards, `url`, which names the set, gets their
+/// prefix.
 fn sides(
     url: &mut StoreUrl,
     set: Option<&str>,
@@ -262,7 +263,7 @@ impl StoreOptions for MigrateSet {
         }
         let mut url = self.url.clone();
         url.take("set");
-        // For how long opening is tried again; who opens it reads that.
+        // This option limits the retries of opening; the code that opens the set reads it.
         url.take_duration("connect-timeout")?;
         url.finish()?;
         described.check()

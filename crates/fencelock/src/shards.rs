@@ -1,4 +1,4 @@
-//! Sets of stores by URL: `shards:?a=URL&b=URL`, each URL percent-encoded.
+//! Sets of stores from a URL: `shards:?a=URL&b=URL`, each URL percent-encoded.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use crate::member::{Member, Options, is_set, opener};
 /// The scheme of a set.
 pub(crate) const SCHEME: &str = "shards";
 
-/// What follows a shard's id in the option that has its weight.
+/// An option for a weight is the shard's id and this suffix.
 const WEIGHT: &str = ".weight";
 
 /// Options that belong to every store, and are read when a set is opened.
 const OF_EVERY_STORE: [&str; 3] = ["prefix", "connect-timeout", "outside-set"];
 
-/// Options of a set that are no shards.
+/// Options of a set that are not shards.
 const OF_A_SET: [&str; 3] = ["breaker", "key", "set"];
 
 /// The ids of the stores of a URL `shards:` or `migrate:` with their URLs, as written; none for another URL.
@@ -43,7 +43,7 @@ pub fn shard_urls(url: &StoreUrl) -> Vec<(String, String)> {
     let sides = shards.iter().map(|(_, side)| StoreUrl::parse(side).ok());
     let sides = sides.map(|side| side.filter(|side| side.scheme == SCHEME));
     match sides.collect::<Option<Vec<_>>>() {
-        // Between two sets of shards: those of both.
+        // A migration between two sets of shards has the shards of both.
         Some(sides) if url.scheme != SCHEME => {
             let mut both: Vec<_> = sides.iter().flat_map(shard_urls).collect();
             both.sort();
@@ -84,7 +84,7 @@ pub struct ShardSet {
     key: KeyRule,
     breaker: bool,
     shards: Vec<(String, u8, Arc<Member>)>,
-    /// The first thing that is wrong with what was given.
+    /// The first error in the arguments.
     wrong: Option<Error>,
 }
 
@@ -115,13 +115,13 @@ impl ShardSet {
         self
     }
 
-    /// Which part of a name decides where it lies. By default the text within `{…}`.
+    /// Sets which part of a name decides on which shard it lies. By default, it is the text within `{…}`.
     pub fn key(mut self, key: KeyRule) -> Self {
         self.key = key;
         self
     }
 
-    /// Whether requests for the names of a shard fail at once while it is away, by a
+    /// Sets whether requests for the names of a shard fail at once while the shard is away, by a
     /// [`Breaker`](fencelock_core::layers::Breaker). Yes by default. In a URL: `breaker`.
     ///
     /// ```
@@ -188,7 +188,7 @@ impl ShardSet {
         self.breaker
     }
 
-    /// The id of a shard that another set has, too, with another URL.
+    /// The id of a shard that both sets have, but with different URLs.
     pub(crate) fn moved(&self, other: &Self) -> Option<&str> {
         let moved = self.shards.iter().find(|(id, _, member)| {
             let mut others = other.shards.iter();

@@ -1,4 +1,4 @@
-//! What can be opened: the one place that knows which engine a scheme means.
+//! Stores that can be opened. Only this module knows which engine a scheme means.
 
 use std::fmt;
 use std::sync::Arc;
@@ -197,7 +197,7 @@ fn not_built(url: &StoreUrl, feature: &str) -> fencelock_core::Error {
 #[cfg(feature = "composite")]
 impl crate::shards::ShardSet {
     /// Adds a shard: its id, its weight (a whole number from 1 to 100), and its store, which is opened when it is first needed.
-    /// Opening the set reports what is wrong with them.
+    /// Opening the set reports errors in its arguments.
     pub fn shard(self, id: impl Into<String>, weight: u8, store: impl Into<Store>) -> Self {
         self.add(id.into(), weight, store.into().0)
     }
@@ -212,7 +212,7 @@ impl From<crate::shards::ShardSet> for Store {
 
 #[cfg(feature = "composite")]
 impl crate::migrate::MigrateSet {
-    /// The set with this name, from the old store to the new one. Opening it reports what is wrong with them.
+    /// The set with this name, from the old store to the new one. Opening it reports errors in the stores.
     pub fn new(set: &str, from: impl Into<Store>, to: impl Into<Store>) -> Self {
         Self::of(set, from.into().0, to.into().0)
     }

@@ -12,13 +12,13 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::wrong_server::Expected;
 
-/// For how long a store may stay away at the start, if it has no `connect-timeout`.
+/// For how long opening is retried if the store has no `connect-timeout`.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The first and the longest pause between two attempts to open a store.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(250));
 
-/// An attempt that takes longer may be one to talk to another kind of server.
+/// If an attempt takes longer, the server may be of another kind.
 const LONG: Duration = Duration::from_millis(500);
 
 /// A store whose common options were read, and which may be opened again and again.
@@ -27,12 +27,12 @@ pub(crate) struct ToOpen {
     prefix: Option<String>,
     /// For how long opening is tried again.
     most: Duration,
-    /// Whether it may belong to a set, and be used beside it.
+    /// Whether a store that belongs to a set may be opened by itself.
     outside_set: bool,
     /// Whether requests fail at once while it is away.
     breaker: bool,
     shown: String,
-    /// What should be at its addresses.
+    /// The kind of server that should be at its addresses.
     expected: Option<Expected>,
 }
 
@@ -57,7 +57,7 @@ impl ToOpen {
         })
     }
 
-    /// Opens it as a store by itself, again and again while it does not answer.
+    /// Opens it as a store of its own, again and again while it does not answer.
     pub(crate) async fn open(mut self, patience: Option<Duration>) -> Result<Arc<dyn Engine>> {
         let most = patience.map_or(self.most, |patience| patience.min(self.most));
         let engine = self.prefixed(self.patiently(most).await?)?;
@@ -78,7 +78,7 @@ impl ToOpen {
     async fn patiently(&self, most: Duration) -> Result<Arc<dyn Engine>> {
         let until = Instant::now() + most;
         let mut pause = PAUSES.0;
-        // The first attempt takes what time the engine gives it.
+        // Only the engine limits the time of the first attempt.
         let mut last = match self.attempt().await {
             Err(error @ Error::Unavailable { .. }) => error,
             opened => return opened,
@@ -89,7 +89,7 @@ impl ToOpen {
             match timeout_at(until, self.options.open()).await {
                 Ok(Err(error @ Error::Unavailable { .. })) => last = error,
                 Ok(opened) => return opened,
-                // The last answer says more than that there was none.
+                // The last error says more than a timeout would.
                 Err(_) => break,
             }
         }
@@ -103,7 +103,7 @@ impl ToOpen {
             return open.await;
         };
         let begun = Instant::now();
-        // The servers of a user with little patience are asked for no longer than that.
+        // This look takes no longer than opening may be retried.
         let look = || async {
             timeout(self.most, expected.refuse_other())
                 .await
@@ -159,8 +159,8 @@ impl ToOpen {
     }
 }
 
-/// Refuses a store that belongs to a set: who locks there by itself locks other names than the set's programs do. This costs
-/// one request at open.
+/// Refuses a store that belongs to a set: a program that opens it alone would not exclude the set's programs. This costs one
+/// request at open.
 async fn refuse_shard(engine: &dyn Engine) -> Result<()> {
     let found = match engine.record("", None).await {
         Ok(found) if found.text.is_empty() => return Ok(()),
@@ -170,7 +170,7 @@ async fn refuse_shard(engine: &dyn Engine) -> Result<()> {
             let why = "it belongs to a set of stores (docs/composite.md): open the set, shards:?… or migrate:?…; or use it by itself with outside-set=yes";
             Error::config(engine, why)
         }
-        // A user who may not read it need not.
+        // If this user may not read the record, the store is used without this check.
         Err(Error::Refused { .. } | Error::Unsupported { .. }) => return Ok(()),
         Err(error) => error,
     };

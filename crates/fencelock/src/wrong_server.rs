@@ -1,7 +1,8 @@
 //! Tells a store that is away from a URL that leads to another kind of server.
 //!
-//! A store that could not be opened is asked on connections of its own. First its own protocol: a server that speaks it is
-//! the right one, and the engine's error stands. Then the others, with requests that do nothing; no secret is sent.
+//! If a store could not be opened, these functions ask its servers on new connections. They try the store's own protocol first:
+//! a server that speaks it is the right one, and the engine's error is reported. Then they try the other protocols, with
+//! requests that change nothing. No secret is sent.
 
 use std::fmt;
 use std::time::Duration;
@@ -16,10 +17,10 @@ use tokio::time::timeout;
 /// How long a server may take to answer one request.
 const LIMIT: Duration = Duration::from_secs(1);
 
-/// Enough of an answer to know its protocol.
+/// The number of bytes that are enough to recognize a protocol.
 const ENOUGH: usize = 2048;
 
-/// What a server was found to speak.
+/// The protocol or kind of a server, as recognized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Speaks {
     Redis,
@@ -28,7 +29,7 @@ enum Speaks {
     ZooKeeper,
     Etcd,
     LockService,
-    /// A proxy that reaches no server now, of whatever kind that is.
+    /// A proxy that reaches no server now; the server's kind is unknown.
     Gateway,
     Http,
     Tls,
@@ -36,7 +37,7 @@ enum Speaks {
 }
 
 impl Speaks {
-    /// What a URL begins with that leads to such a server; none if it is no store.
+    /// The scheme of a URL for such a server; `None` if it is not a store.
     const fn scheme(self) -> Option<&'static str> {
         match self {
             Self::Redis => Some("redis"),
@@ -66,7 +67,7 @@ impl fmt::Display for Speaks {
     }
 }
 
-/// What a URL leads to, and what should be there.
+/// The addresses of a URL, and the kind of server that should be there.
 pub(crate) struct Expected {
     shown: String,
     scheme: String,
@@ -82,9 +83,9 @@ enum Tls {
     Yes(&'static str),
     /// This one does not; the other scheme does.
     No(&'static str),
-    /// An option says so.
+    /// An option of the URL says whether to encrypt.
     Option,
-    /// The protocol begins without TLS in any case.
+    /// The protocol always begins without TLS.
     Later,
 }
 
@@ -132,7 +133,7 @@ impl Expected {
         None
     }
 
-    /// What is wrong with an address, and what to do.
+    /// The text of an error: what is at an address instead, and what to do.
     async fn judge(&self, address: &str) -> Option<String> {
         let encrypts = matches!(self.tls, Tls::Yes(_));
         let own = if encrypts { Speaks::Tls } else { self.speaks };
@@ -181,7 +182,7 @@ async fn speaks(address: &str, protocol: Speaks) -> bool {
     found == Some(protocol)
 }
 
-/// What a server speaks, if that can be known.
+/// The protocol of a server, if it can be recognized.
 async fn identify(address: &str) -> Option<Speaks> {
     let (greeting, tls, postgresql, zookeeper) = tokio::join!(
         greeting(address),
@@ -195,15 +196,15 @@ async fn identify(address: &str) -> Option<Speaks> {
     }
 }
 
-/// What a server says by itself, or to `PING`.
+/// The protocol that a server shows in its greeting, or in its answer to `PING`.
 async fn greeting(address: &str) -> Option<Speaks> {
     let said = ask(address, b"PING\r\n", |said| said.len() > 4).await;
     match &*said {
-        // Of Redis in any state; `-DENIED` comes by itself.
+        // Redis answers so in any state; it sends `-DENIED` without being asked.
         [b'+' | b'-', ..] => Some(Speaks::Redis),
         said if said.starts_with(b"HTTP/") => Some(Speaks::Http),
         said if said.starts_with(b"SSH-") => Some(Speaks::Ssh),
-        // A packet with the number 0: the greeting, or an error for one that may not connect.
+        // A packet with the number 0: the greeting, or an error for a client that may not connect.
         [_, _, 0, 0, 10 | 255, ..] => Some(Speaks::MySql),
         [0x15 | 0x16, 3, ..] => Some(Speaks::Tls),
         _ => None,
@@ -239,7 +240,7 @@ async fn http(address: &str) -> Option<Speaks> {
     let request = format!("GET /version HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
     let said = ask(address, request.as_bytes(), |_| false).await;
     let said = String::from_utf8_lossy(&said).to_ascii_lowercase();
-    // An answer that ends in its head says nothing.
+    // An answer without a complete head shows nothing.
     let (head, _) = said.split_once("\r\n\r\n")?;
     let status = head.strip_prefix("http/")?.split(' ').nth(1)?;
     Some(match status {
@@ -250,7 +251,7 @@ async fn http(address: &str) -> Option<Speaks> {
     })
 }
 
-/// What a server answers to a request on a connection of its own, until it is enough or the server ends it.
+/// Sends a request on a new connection. Returns the answer, up to the first part that is `enough`, or to its end.
 async fn ask(address: &str, request: &[u8], enough: impl Fn(&[u8]) -> bool) -> Vec<u8> {
     let mut said = Vec::new();
     let talk = async {
@@ -265,7 +266,7 @@ async fn ask(address: &str, request: &[u8], enough: impl Fn(&[u8]) -> bool) -> V
         }
         std::io::Result::Ok(())
     };
-    // Whatever ended it, what was said before counts.
+    // The answer received so far counts, even after an error or a timeout.
     let _ = timeout(LIMIT, talk).await;
     said
 }

@@ -24,7 +24,7 @@
 //! # Tokens
 //! A token is the create revision of the claim's key times 16, plus the token base. Clients raise the base until the next token
 //! is at least the time in microseconds (see the module `token_base`). Tokens therefore keep increasing if the cluster is built
-//! anew or a snapshot is restored. A grant carries up to 15 tokens; the 16th is for a hold that is downgraded to shared.
+//! again or a snapshot is restored. A grant carries up to 15 tokens; the 16th is for a hold that is downgraded to shared.
 //!
 //! # Least rights
 //! etcd 3.4 or later. With authentication enabled, a user needs `readwrite` on the prefix `fencelock/`; with

@@ -1,5 +1,5 @@
-//! Waiting. Watches are opened first and the queue is read afterwards, so that no change is missed, and so that etcd need not
-//! read its history for a watch (which it does only every 100 ms).
+//! Waiting. Watches are opened before the queue is read, so that no change is missed. A watch then needs nothing from etcd's
+//! history, which etcd reads only every 100 ms.
 //!
 //! An exclusive claim watches the key of its predecessor. If the predecessor was the head of the queue, its end is the claim's
 //! turn. The claim need not read whether it was: the client that releases a contended lock puts a release notice (see the

@@ -56,7 +56,7 @@ impl Hosts {
         let (mut replica, mut failed) = (None, None);
         for (host, session) in join_all(connects).await {
             match session {
-                // Connected anew, with the caller's signal.
+                // Connects again, now with the caller's signal.
                 Ok(session) if !session.recovering => {
                     return self.connect_to(host, signal, None).await;
                 }

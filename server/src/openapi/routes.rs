@@ -28,7 +28,7 @@ pub(super) struct Parameter {
     pub(super) what: &'static str,
 }
 
-/// Where a parameter stands.
+/// The part of a request that has a parameter.
 pub(super) enum Place {
     Path,
     Query,

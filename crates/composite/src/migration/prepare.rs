@@ -218,8 +218,8 @@ impl Migration {
         stored.check_fixed(old, id, &self.maps.old).err()
     }
 
-    /// Whether the record of this store is the one with which the old set of shards was made, and whether it is that of a
-    /// change which is over or was never begun.
+    /// Whether the old set of shards was made with this store's record, and whether the record belongs to a change that is over
+    /// or was never begun.
     fn earlier(&self, id: &str, text: &str) -> (bool, bool) {
         let alone = may_stand_alone(text);
         let (Some([old, _]), Ok(stored)) = (&self.maps.sets, Stored::parse(text)) else {

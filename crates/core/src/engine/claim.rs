@@ -269,7 +269,7 @@ impl HeldClaim {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Renewal {
-    /// The lease counts anew; the store has the token now.
+    /// The lease starts again; the store has the token now.
     #[non_exhaustive]
     Kept {
         /// An instant before the renewal was sent.

@@ -17,7 +17,7 @@ pub const MAX_RECORD_BYTES: usize = 4096;
 /// assert_eq!(none, Record::default());
 /// let first = engine.record("", Some(&RecordChange::new(none.version, "first")?)).await?;
 /// assert_eq!(first.text, "first");
-/// // It is too late for another change from nothing: the answer is what stands there.
+/// // It is too late for another first change: the answer is the stored record.
 /// let late = engine.record("", Some(&RecordChange::new(none.version, "late")?)).await?;
 /// assert_eq!(late, first);
 /// # Ok(())

@@ -1,8 +1,8 @@
 //! The machinery of one client. It returns a [`share::Share`] of a hold. The public types are built on that.
 //!
-//! The way of a claim: [`acquire`] makes it wait for its turn in this process ([`queue`]), [`place`] places it at the store
-//! until it holds, [`renewer`] renews the hold when its time comes ([`schedule`]), and [`withdraw`] gives it back. No two files
-//! import each other.
+//! The way of a claim: [`acquire`] makes it wait for its turn in this process ([`queue`]), and [`place`] places it at the store
+//! until it holds. Then [`renewer`] renews the hold when its time comes ([`schedule`]), and [`withdraw`] releases it. No two
+//! files import each other.
 
 pub(crate) mod acquire;
 pub(crate) mod attempt;

@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 
 use crate::{World, ms, settle};
 
-/// Ends all earlier claims when the test says so, like a service that restarts.
+/// Ends all claims that were placed when the test says so, as a restarted service does.
 #[derive(Debug)]
 struct Ends {
     memory: Memory,
@@ -75,30 +75,30 @@ async fn waiting(client: &Client) -> usize {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_whose_claim_ended_makes_a_new_claim() {
+async fn a_waiter_whose_claim_ended_places_a_new_claim() {
     let world = World::new();
     let ends = Ends::new(&world);
     let (holder, other, client) = (world.client(), world.client(), ends.client());
     let guard = holder.lock("x").await.unwrap();
     let waiter = tokio::spawn(client.lock("x").into_future());
     settle().await;
-    let behind = tokio::spawn(other.lock("x").into_future());
+    let later = tokio::spawn(other.lock("x").into_future());
     settle().await;
     for _ in 0..3 {
         ends.end_all();
         tokio::time::sleep(ms(1500)).await;
-        // Its old claim is withdrawn, and the new one is queued after the other claim.
+        // Its ended claim is withdrawn, and its new one waits after that of `later`.
         assert_eq!(waiting(&holder).await, 2);
     }
     guard.release().await.unwrap();
-    let next = behind.await.unwrap().unwrap();
+    let next = later.await.unwrap().unwrap();
     assert!(!waiter.is_finished());
     next.release().await.unwrap();
     let guard = waiter.await.unwrap().unwrap();
     let view = holder.look("x").await.unwrap();
     assert_eq!(view.holders[0].claim, Some(guard.claim_id()));
     assert!(!ends.ended.lock().unwrap().contains(&guard.claim_id()));
-    // The new id is used for renewals and for the release.
+    // The hold is renewed and released under the id of the new claim.
     tokio::time::sleep(ms(120_000)).await;
     assert!(guard.is_valid());
     guard.release().await.unwrap();
@@ -107,7 +107,7 @@ async fn a_waiter_whose_claim_ended_makes_a_new_claim() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_whose_claim_ended_still_gives_up_in_time() {
+async fn a_waiter_whose_claim_ended_still_times_out() {
     let world = World::new();
     let ends = Ends::new(&world);
     let (holder, client) = (world.client(), ends.client());

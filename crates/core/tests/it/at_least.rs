@@ -31,7 +31,7 @@ async fn is_taken(client: &Client) -> bool {
     }
 }
 
-/// `client` gets the lock at this time after `begun`, and not before.
+/// Panics unless `client` gets the lock at `begun` plus `after`, neither earlier nor much later.
 async fn free_after(client: &Client, begun: Instant, after: Duration) {
     let guard = client.lock("x").await.unwrap();
     let waited = begun.elapsed();
@@ -51,7 +51,7 @@ async fn a_release_leaves_the_lock_taken_until_the_time_is_over() {
     tokio::time::sleep(ms(700)).await;
     assert_eq!(guard.release().await.unwrap(), Release::Released);
     assert_eq!(begun.elapsed(), ms(700), "it waits for nothing");
-    // Other clients see the lock as held. Nothing is sent to the process that had it.
+    // Other clients see it as held, since they ask only the store.
     let view = b.look("x").await.unwrap();
     assert_eq!(view.holders[0].token, Some(token));
     assert_eq!(view.holders[0].ttl_left, Some(PERIOD - ms(700)));
@@ -64,7 +64,7 @@ async fn a_release_leaves_the_lock_taken_until_the_time_is_over() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_client_stays_for_it() {
+async fn a_client_does_not_stay_open_for_it() {
     let world = World::new();
     let b = world.client();
     let begun = Instant::now();
@@ -96,7 +96,7 @@ async fn a_dropped_guard_and_a_closed_client_do_the_same() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_killed_holder_leaves_it_taken() {
+async fn a_killed_holder_leaves_the_lock_taken() {
     let world = World::new();
     let b = world.client();
     let (a, trouble) = world.faulty();
@@ -108,7 +108,7 @@ async fn a_killed_holder_leaves_it_taken() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_store_has_confirmed_all_of_it_before_there_is_a_guard() {
+async fn a_guard_is_returned_after_the_store_has_confirmed_the_whole_time() {
     let world = World::new();
     let b = world.client();
     let (fault, trouble) = Fault::new(Arc::new(world.store.another()));
@@ -144,7 +144,7 @@ impl fmt::Display for Brief {
 }
 
 #[tokio::test(start_paused = true)]
-async fn renewals_are_as_frequent_as_without_and_it_may_be_held_for_longer() {
+async fn renewals_follow_the_ttl_and_the_hold_may_last_longer() {
     let world = World::new();
     let b = world.client();
     let (a, meter) = world.metered();
@@ -154,7 +154,7 @@ async fn renewals_are_as_frequent_as_without_and_it_may_be_held_for_longer() {
     tokio::time::sleep(ms(30_500)).await;
     let renewals = meter.counts().renew_calls;
     assert!((28..=34).contains(&renewals), "{renewals} renewals in 30 s");
-    // The lease is not longer than that.
+    // The lease covers only what is left of `at_least`.
     assert!(guard.ttl().await.unwrap().unwrap() <= ms(29_500 + 1000));
     tokio::time::sleep(ms(60_000)).await;
     assert!(guard.is_valid(), "it is renewed after that time, too");
@@ -181,7 +181,7 @@ async fn a_refresh_does_not_shorten_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lock_delay_does_not_come_after_it_and_little_is_left_for_longer() {
+async fn the_lock_is_free_right_after_it_even_with_a_lock_delay() {
     let world = World::new();
     let (a, b) = (world.client(), world.client());
     let begun = Instant::now();
@@ -189,7 +189,7 @@ async fn a_lock_delay_does_not_come_after_it_and_little_is_left_for_longer() {
     request.await.unwrap().release().await.unwrap();
     free_after(&b, begun, PERIOD).await;
 
-    // Shorter than the shortest ttl of the store.
+    // The time left is shorter than the shortest ttl of the store.
     let begun = Instant::now();
     let guard = take(&a).await;
     tokio::time::sleep(PERIOD - ms(1)).await;
@@ -215,7 +215,7 @@ async fn a_release_without_an_answer_says_so_and_the_lease_ends_it() {
 async fn an_evicted_lock_is_free_at_once() {
     let world = World::new();
     let (a, b) = (world.client(), world.client());
-    // During the hold, and after its release.
+    // First while the lock is held, then after its release.
     let guard = take(&a).await;
     assert!(b.evict("x", guard.token(), Evict::Release).await.unwrap());
     assert_eq!(guard.lost().await, LossReason::TakenAway);
@@ -231,7 +231,7 @@ async fn an_evicted_lock_is_free_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_unhealthy_holder_leaves_it_taken() {
+async fn an_unhealthy_holder_leaves_the_lock_taken() {
     let world = World::new();
     let (a, b) = (world.client(), world.client());
     let begun = Instant::now();
@@ -241,7 +241,7 @@ async fn an_unhealthy_holder_leaves_it_taken() {
     assert!(is_taken(&b).await);
     free_after(&b, begun, PERIOD).await;
 
-    // At the end of the longest hold no time of it is left.
+    // At the end of `max_hold`, nothing is left of `at_least`.
     let begun = Instant::now();
     let request = a.lock("x").at_least(PERIOD).max_hold(PERIOD);
     let guard = request.await.unwrap();
@@ -250,7 +250,7 @@ async fn an_unhealthy_holder_leaves_it_taken() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_whose_caller_has_gone_is_undone_at_once() {
+async fn a_request_without_a_caller_is_withdrawn_at_once() {
     let world = World::new();
     let b = world.client();
     let (a, trouble) = world.faulty();
@@ -273,7 +273,7 @@ async fn a_request_whose_caller_has_gone_is_undone_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_several_locks_all_stay_or_none() {
+async fn all_of_several_locks_stay_taken_or_none() {
     let world = World::new();
     let (a, b) = (world.client(), world.client());
     let each = |request: Acquire| request.at_least(PERIOD);
@@ -295,7 +295,7 @@ async fn of_several_locks_all_stay_or_none() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_task_of_the_process_gets_it_by_hand_off() {
+async fn it_is_not_handed_to_waiters_of_the_process() {
     let world = World::new();
     let client = world.client();
     let begun = Instant::now();
@@ -379,7 +379,7 @@ async fn impossible_requests_are_refused() {
     }
 }
 
-/// A store whose locks do not end with a lease.
+/// A store whose locks end with a session or a connection, not with a lease.
 #[derive(Debug)]
 struct Bound {
     memory: Memory,

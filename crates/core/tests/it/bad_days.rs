@@ -61,7 +61,7 @@ async fn a_timed_request_says_that_the_store_did_not_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hung_place_does_not_delay_the_timeout_and_is_undone_later() {
+async fn a_hung_place_does_not_delay_the_timeout_and_is_withdrawn_later() {
     let world = World::new();
     let (client, faults) = world.faulty();
     faults.next([Trouble::Hold]);
@@ -173,7 +173,7 @@ async fn a_renewal_answered_too_late_revives_nothing() {
     let world = World::new();
     let (client, faults) = world.faulty();
     let guard = client.lock("x").ttl(ms(900)).await.unwrap();
-    // The renewal takes effect in time, so the store keeps the lock. But the holder has already been told of the loss.
+    // The renewal takes effect in time, so the store keeps the lock. But its answer comes after the holder learned of the loss.
     faults.next([Trouble::DelayReply(ms(1200))]);
     guard.lost().await;
     tokio::time::sleep(ms(2000)).await;
@@ -215,7 +215,7 @@ async fn lock_delay_runs_after_a_loss_and_not_after_a_release() {
     assert!(begun.elapsed() >= ms(2500), "{:?}", begun.elapsed());
 }
 
-/// The holder learns of the loss before another claim is granted the lock.
+/// Panics unless the holder learns that its lock is lost before another client is granted it.
 async fn is_told_before_the_next(guard: &Guard, other: &Client) {
     let name = guard.name().as_str();
     let next = tokio::spawn(other.lock(name).into_future());
@@ -234,7 +234,7 @@ async fn a_refresh_and_a_renewal_take_turns() {
     let other = world.client();
     let (client, faults) = world.faulty();
     let guard = client.lock("x").ttl(ms(3000)).await.unwrap();
-    // The renewal takes effect at 1 s and is answered at 1.5 s. A refresh in between shortens the lease.
+    // The renewal takes effect at 1 s and answers at 1.5 s. Between these moments, a refresh shortens the lease.
     faults.next([Trouble::DelayReply(ms(500))]);
     tokio::time::sleep(ms(1100)).await;
     guard.refresh(ms(300)).await.unwrap();
@@ -244,7 +244,7 @@ async fn a_refresh_and_a_renewal_take_turns() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_renewal_that_arrives_late_takes_nothing_that_is_believed() {
+async fn a_renewal_that_arrives_late_does_not_shorten_the_validity() {
     let world = World::new();
     let other = world.client();
     let (client, faults) = world.faulty();
@@ -256,12 +256,12 @@ async fn a_renewal_that_arrives_late_takes_nothing_that_is_believed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_shorter_renewal_without_an_answer_ends_what_was_believed_beyond_it() {
+async fn a_shorter_renewal_without_an_answer_shortens_the_validity() {
     let world = World::new();
     let other = world.client();
     let (client, faults) = world.faulty();
     let short = client.lock("x").ttl(ms(1000)).renew(false).await.unwrap();
-    // The scheduled renewals are shorter than this one.
+    // The scheduled renewals ask for less than the refresh below.
     let long = client.lock("y").ttl(ms(300)).await.unwrap();
     long.refresh(ms(3000)).await.unwrap();
     faults.by_chance(|call| match call {
@@ -283,18 +283,18 @@ async fn a_renewal_of_the_schedule_shortens_nothing() {
     let guard = client.lock("x").ttl(ms(300)).await.unwrap();
     guard.refresh(ms(3000)).await.unwrap();
     let ends = guard.valid_until();
-    // At a third of the longer lease: once without an answer, and then with an answer.
+    // The scheduled renewal comes after a third of the longer lease, first without an answer and then with one.
     faults.next([Trouble::LoseReply]);
     tokio::time::sleep(ms(2000)).await;
     assert!(guard.valid_until() >= ends, "{:?}", guard.remaining());
     assert!(guard.ttl().await.unwrap().unwrap() >= guard.remaining());
-    // Then it is renewed for its own ttl.
+    // Then the scheduled renewals are for the guard's own ttl.
     tokio::time::sleep(ms(3000)).await;
     assert!(guard.is_valid() && guard.remaining() <= ms(300));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refresh_without_an_answer_that_shortens_nothing_keeps_the_validity() {
+async fn a_longer_refresh_without_an_answer_keeps_the_validity() {
     let world = World::new();
     let (client, faults) = world.faulty();
     let guard = client.lock("x").ttl(ms(300)).renew(false).await.unwrap();
@@ -308,7 +308,7 @@ async fn a_refresh_without_an_answer_that_shortens_nothing_keeps_the_validity() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_shorter_renewal_that_hangs_ends_what_was_believed_beyond_it() {
+async fn a_shorter_renewal_that_hangs_shortens_the_validity() {
     let world = World::new();
     let other = world.client();
     let (client, faults) = world.faulty();
@@ -321,7 +321,7 @@ async fn a_shorter_renewal_that_hangs_ends_what_was_believed_beyond_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_is_busy_undoes_attempts_without_an_answer() {
+async fn a_busy_request_withdraws_attempts_without_an_answer() {
     let world = World::new();
     let held = world.client().lock("x").await.unwrap();
     let (client, faults) = world.faulty();
@@ -341,7 +341,7 @@ async fn a_request_that_is_busy_undoes_attempts_without_an_answer() {
     held.release().await.unwrap();
 }
 
-/// An observer that always panics.
+/// An observer whose methods panic.
 #[derive(Debug)]
 struct Hysteric;
 
@@ -356,7 +356,7 @@ impl Observer for Hysteric {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_observer_that_panics_costs_no_hold() {
+async fn an_observer_that_panics_does_not_end_a_hold() {
     let world = World::new();
     let observer = Arc::new(Hysteric);
     let store = Arc::new(world.store.another());
@@ -370,7 +370,7 @@ async fn an_observer_that_panics_costs_no_hold() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_grant_whose_answers_come_too_late_is_given_up() {
+async fn a_request_ends_if_answers_take_longer_than_the_ttl() {
     let world = World::new();
     let (client, faults) = world.faulty();
     faults.by_chance(|call| match call {
@@ -390,7 +390,7 @@ async fn a_timed_request_that_heard_nothing_does_not_say_that_the_lock_is_held()
     let world = World::new();
     let (client, faults) = world.faulty();
     faults.next([Trouble::Hold]);
-    // The second request waits after the first one in this process, and knows no more than that.
+    // The second request waits for the first one in this process, so it does not know either whether the lock is held.
     let (first, second) = tokio::join!(
         client.lock("x").timeout(ms(200)),
         client.lock("x").timeout(ms(200))
@@ -402,7 +402,7 @@ async fn a_timed_request_that_heard_nothing_does_not_say_that_the_lock_is_held()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_grant_that_comes_during_close_is_given_back() {
+async fn a_grant_that_comes_during_close_is_released() {
     let world = World::new();
     let (client, faults) = world.faulty();
     faults.next([Trouble::DelayReply(ms(300))]);
@@ -426,7 +426,7 @@ async fn close_does_not_wait_a_whole_lease_for_a_store_that_is_gone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_front_that_went_away_gives_way_at_once() {
+async fn a_first_waiter_that_went_away_is_passed_over_at_once() {
     let world = World::new();
     let (client, faults) = world.faulty();
     faults.next([Trouble::LoseReply]);

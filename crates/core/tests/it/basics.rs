@@ -8,7 +8,7 @@ use fencelock_core::{Client, Error, Evict, Release};
 use crate::{World, ms, settle};
 
 #[tokio::test(start_paused = true)]
-async fn one_holds_and_the_next_waits() {
+async fn one_client_holds_and_the_next_waits() {
     let world = World::new();
     let (a, b) = (world.client(), world.client());
     let first = a.lock("x").await.unwrap();
@@ -52,7 +52,7 @@ async fn renewal_keeps_a_lock_for_as_long_as_it_is_held() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_renewal_the_lease_ends_and_the_holder_knows_first() {
+async fn without_renewal_the_holder_knows_of_the_end_before_the_next_grant() {
     let world = World::new();
     let (a, b) = (world.client(), world.client());
     let guard = a.lock("x").ttl(ms(300)).renew(false).await.unwrap();
@@ -149,7 +149,7 @@ async fn another_process_joins_what_its_outer_process_holds() {
     settle().await;
     assert!(held.is_valid());
     assert!(matches!(other.try_lock("x").await, Err(Error::Held { .. })));
-    // The outer hold ends. The process that joined it learns of that, and the text can no longer be joined.
+    // The outer hold ends: the joined guard is lost, and the owner's text joins no hold any more.
     let guard = inner.lock("x").owner(&joined).await.unwrap();
     held.release().await.unwrap();
     guard.lost().await;
@@ -158,7 +158,7 @@ async fn another_process_joins_what_its_outer_process_holds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_holder_learns_at_once_of_an_eviction_and_of_a_request_to_release() {
+async fn a_holder_learns_of_an_eviction_and_of_a_question_at_once() {
     let world = World::new();
     let (a, b) = (world.client(), world.client());
     let guard = a.lock("x").await.unwrap();
@@ -177,7 +177,7 @@ async fn the_holder_learns_at_once_of_an_eviction_and_of_a_request_to_release() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn check_says_yes_to_exactly_this_grant() {
+async fn check_is_true_for_exactly_the_current_grant() {
     let world = World::new();
     let (a, b) = (world.client(), world.client());
     let guard = a.lock("x").await.unwrap();
@@ -193,7 +193,7 @@ async fn check_says_yes_to_exactly_this_grant() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lock_that_is_kept_for_its_lock_delay_is_held_no_more() {
+async fn a_lock_in_its_lock_delay_is_not_held() {
     let world = World::new();
     let (a, b) = (world.client(), world.client());
     let request = a.lock("x").ttl(ms(300)).lock_delay(ms(1000));
@@ -243,7 +243,7 @@ async fn a_panic_under_the_lock_releases_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn bounded_attempts_end_and_pause_as_configured() {
+async fn attempts_and_pauses_are_as_requested() {
     let world = World::new();
     let (a, (b, meter)) = (world.client(), world.metered());
     let held = a.lock("x").await.unwrap();
@@ -256,7 +256,7 @@ async fn bounded_attempts_end_and_pause_as_configured() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn close_ends_waits_and_gives_back_what_is_held() {
+async fn close_ends_waits_and_releases_holds() {
     let world = World::new();
     let (a, b) = (world.client(), world.client());
     let held = a.lock("x").await.unwrap();
@@ -304,7 +304,7 @@ async fn bad_requests_are_refused_before_anything_is_sent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn code_that_outlives_a_body_sees_that_the_lock_was_released() {
+async fn a_held_that_outlives_its_body_sees_the_release() {
     let world = World::new();
     let client = world.client();
     let held = client
@@ -338,7 +338,7 @@ async fn a_try_does_not_wait_for_another_task_of_its_owner() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn delays_of_nothing_are_no_busy_loop() {
+async fn delays_of_zero_cause_no_busy_loop() {
     let world = World::new();
     let (a, (b, meter)) = (world.client(), world.metered());
     let held = a.lock("x").await.unwrap();
@@ -349,7 +349,7 @@ async fn delays_of_nothing_are_no_busy_loop() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_for_inspection_takes_nothing() {
+async fn an_inspecting_client_takes_no_lock() {
     let world = World::new();
     let client = world.client();
     let looks = Client::builder(Arc::new(world.store.another()))

@@ -1,5 +1,5 @@
-//! A breaker for a store that is away: which requests fail at once, which still go through, and how the return of the
-//! store is found.
+//! A breaker before a store that is away: which requests fail at once, which are still sent, and how the store's return is
+//! noticed.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -13,7 +13,7 @@ use tokio::time::{Duration, Instant as Time};
 use crate::{World, ms, settle};
 
 /// A breaker before a store that can be away, and how often the store was asked.
-struct Behind {
+struct Setup {
     breaker: Arc<Breaker>,
     faults: FaultHandle,
     away: Arc<AtomicBool>,
@@ -22,7 +22,7 @@ struct Behind {
     ids: ClaimIds,
 }
 
-impl Behind {
+impl Setup {
     fn new(world: &World) -> Self {
         Self::around(Arc::new(world.store.another()))
     }
@@ -82,58 +82,58 @@ impl Behind {
 
 #[tokio::test(start_paused = true)]
 async fn it_opens_after_five_failures_in_a_row_and_fails_without_asking() {
-    let behind = Behind::new(&World::new());
-    let place = async || behind.breaker.place(&behind.claim("x")).await;
+    let setup = Setup::new(&World::new());
+    let place = async || setup.breaker.place(&setup.claim("x")).await;
     for _ in 0..3 {
-        behind.go(true);
+        setup.go(true);
         for _ in 0..4 {
             place().await.unwrap_err();
         }
-        assert!(behind.breaker.away().is_none());
-        // Any answer resets the count, even the answer that the lock is held.
-        behind.go(false);
+        assert!(setup.breaker.away().is_none());
+        // Any answer resets the count, also one that the lock is held.
+        setup.go(false);
         place().await.unwrap();
     }
-    let asked = behind.placed();
-    behind.go(true);
+    let asked = setup.placed();
+    setup.go(true);
     for _ in 0..5 {
         place().await.unwrap_err();
     }
     tokio::time::advance(ms(100)).await;
     let error = place().await.unwrap_err();
     assert!(error.is_away());
-    assert_eq!(behind.placed(), asked + 5);
+    assert_eq!(setup.placed(), asked + 5);
     let text = error.to_string();
     let parts = ["store memory:: not asked: it has not answered since 100ms; asked again in "];
     assert!(parts.iter().all(|part| text.contains(part)), "{text}");
 }
 
-/// After a pause, one of many requests asks the store.
+/// After a pause, one of many requests is sent.
 #[tokio::test(start_paused = true)]
 async fn one_request_asks_a_store_that_is_away() {
-    let behind = Behind::new(&World::new());
-    behind.trip().await;
+    let setup = Setup::new(&World::new());
+    setup.trip().await;
     // The first pause is a quarter of a second at most.
     tokio::time::advance(ms(250)).await;
-    behind.faults.next([Trouble::Hold]);
-    let (breaker, claim) = (behind.breaker.clone(), behind.claim("x"));
+    setup.faults.next([Trouble::Hold]);
+    let (breaker, claim) = (setup.breaker.clone(), setup.claim("x"));
     let probe = tokio::spawn(async move { breaker.place(&claim).await });
     settle().await;
-    let error = behind.breaker.place(&behind.claim("y")).await.unwrap_err();
+    let error = setup.breaker.place(&setup.claim("y")).await.unwrap_err();
     let text = error.to_string();
     assert!(text.contains("another request asks it now"), "{text}");
-    behind.go(false);
-    behind.faults.open(1);
+    setup.go(false);
+    setup.faults.open(1);
     probe.await.unwrap().unwrap();
-    behind.breaker.place(&behind.claim("y")).await.unwrap();
+    setup.breaker.place(&setup.claim("y")).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn it_opens_after_two_seconds_without_an_answer() {
-    let behind = Behind::new(&World::new());
-    behind.faults.next([Trouble::Hold, Trouble::Hold]);
+    let setup = Setup::new(&World::new());
+    setup.faults.next([Trouble::Hold, Trouble::Hold]);
     let pending = |name: &str| {
-        let (breaker, claim) = (behind.breaker.clone(), behind.claim(name));
+        let (breaker, claim) = (setup.breaker.clone(), setup.claim(name));
         tokio::spawn(async move { breaker.place(&claim).await })
     };
     let first = pending("a");
@@ -143,37 +143,37 @@ async fn it_opens_after_two_seconds_without_an_answer() {
     settle().await;
     assert!(!second.is_finished());
     tokio::time::advance(ms(200)).await;
-    let error = behind.breaker.place(&behind.claim("c")).await.unwrap_err();
+    let error = setup.breaker.place(&setup.claim("c")).await.unwrap_err();
     assert!(error.to_string().contains("since 2.1s"), "{error}");
-    // A late answer also closes the breaker.
-    behind.faults.open(2);
+    // A late answer closes the breaker.
+    setup.faults.open(2);
     first.await.unwrap().unwrap();
     second.await.unwrap().unwrap();
-    behind.breaker.place(&behind.claim("c")).await.unwrap();
+    setup.breaker.place(&setup.claim("c")).await.unwrap();
     // A failure long ago does not count.
-    behind.faults.next([Trouble::LoseRequest, Trouble::Hold]);
-    behind.breaker.place(&behind.claim("d")).await.unwrap_err();
+    setup.faults.next([Trouble::LoseRequest, Trouble::Hold]);
+    setup.breaker.place(&setup.claim("d")).await.unwrap_err();
     tokio::time::advance(Duration::from_secs(3600)).await;
     let third = pending("e");
     settle().await;
-    behind.breaker.place(&behind.claim("f")).await.unwrap();
-    behind.faults.open(1);
+    setup.breaker.place(&setup.claim("f")).await.unwrap();
+    setup.faults.open(1);
     third.await.unwrap().unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn one_request_per_pause_goes_through_and_the_pauses_grow_to_15_s() {
-    let behind = Behind::new(&World::new());
-    behind.trip().await;
+    let setup = Setup::new(&World::new());
+    setup.trip().await;
     let mut seen = Time::now();
     let mut pauses = Vec::new();
-    let mut before = behind.placed();
+    let mut before = setup.placed();
     while pauses.len() < 12 {
         tokio::time::advance(ms(5)).await;
         for _ in 0..3 {
-            behind.breaker.place(&behind.claim("x")).await.unwrap_err();
+            setup.breaker.place(&setup.claim("x")).await.unwrap_err();
         }
-        let now = behind.placed();
+        let now = setup.placed();
         assert!(now <= before + 1, "more than one request per pause");
         if now > before {
             pauses.push(seen.elapsed());
@@ -193,64 +193,64 @@ async fn one_request_per_pause_goes_through_and_the_pauses_grow_to_15_s() {
 
 #[tokio::test(start_paused = true)]
 async fn renewals_releases_and_records_always_go_through() {
-    let behind = Behind::new(&World::new());
-    let claim = behind.claim("x");
-    let Standing::Held(grant) = behind.breaker.place(&claim).await.unwrap() else {
+    let setup = Setup::new(&World::new());
+    let claim = setup.claim("x");
+    let Standing::Held(grant) = setup.breaker.place(&claim).await.unwrap() else {
         panic!("it is free");
     };
-    behind.trip().await;
+    setup.trip().await;
     let held = [HeldClaim::new(claim.clone(), grant.tokens.first)];
     for asked in 1..10 {
-        let renewed = behind.breaker.renew(&held).await;
+        let renewed = setup.breaker.renew(&held).await;
         assert!(matches!(renewed[0], Renewal::Unknown(_)));
         assert!(
-            behind
+            setup
                 .breaker
                 .withdraw(&claim, Leave::Release)
                 .await
                 .is_err()
         );
-        assert_eq!(behind.others(), 2 * asked);
+        assert_eq!(setup.others(), 2 * asked);
     }
-    assert!(behind.breaker.away().is_some());
-    // The record is read, and its answer shows that the store is back.
-    behind.breaker.record("", None).await.unwrap();
-    assert!(behind.breaker.away().is_none());
-    behind.trip().await;
-    behind.go(false);
-    let renewed = behind.breaker.renew(&held).await;
+    assert!(setup.breaker.away().is_some());
+    // The answer of this read shows that the store is back.
+    setup.breaker.record("", None).await.unwrap();
+    assert!(setup.breaker.away().is_none());
+    setup.trip().await;
+    setup.go(false);
+    let renewed = setup.breaker.renew(&held).await;
     assert!(matches!(renewed[0], Renewal::Kept { .. }));
-    behind.breaker.place(&behind.claim("y")).await.unwrap();
+    setup.breaker.place(&setup.claim("y")).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_not_sent_is_not_withdrawn() {
+async fn a_claim_that_was_not_sent_is_not_withdrawn() {
     let world = World::new();
-    let behind = Behind::new(&world);
-    behind.trip().await;
-    let client = behind.client();
+    let setup = Setup::new(&world);
+    setup.trip().await;
+    let client = setup.client();
     for _ in 0..100 {
         let error = client.try_lock("x").await.unwrap_err();
         assert!(error.to_string().contains("not asked"), "{error}");
     }
     tokio::time::sleep(ms(1)).await;
     settle().await;
-    assert_eq!(behind.others(), 0);
+    assert_eq!(setup.others(), 0);
     // A claim that was sent is withdrawn.
-    behind.go(false);
+    setup.go(false);
     tokio::time::advance(ms(300)).await;
-    behind.faults.next([Trouble::LoseReply]);
+    setup.faults.next([Trouble::LoseReply]);
     client.try_lock("x").await.unwrap_err();
     settle().await;
-    assert_eq!((behind.others(), world.left()), (1, 0));
+    assert_eq!((setup.others(), world.left()), (1, 0));
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiting_requests_come_through_the_return_of_the_store() {
+async fn waiting_requests_are_granted_after_the_store_returns() {
     let world = World::new();
-    let behind = Behind::new(&world);
-    let client = behind.client();
-    behind.go(true);
+    let setup = Setup::new(&world);
+    let client = setup.client();
+    setup.go(true);
     let granted = Arc::new(Mutex::new(Vec::new()));
     let mut tasks = Vec::new();
     for number in 0..200 {
@@ -263,60 +263,60 @@ async fn waiting_requests_come_through_the_return_of_the_store() {
     }
     tokio::time::sleep(Duration::from_secs(4)).await;
     let back = Time::now();
-    let asked = behind.placed();
-    behind.go(false);
+    let asked = setup.placed();
+    setup.go(false);
     for task in tasks {
         drop(task.await.unwrap());
     }
     let granted = granted.lock().unwrap();
     let first = granted.iter().min().unwrap();
     let last = granted.iter().max().unwrap();
-    // The return is found after a pause that is not longer than the outage. Then all requests succeed within their
-    // longest pause.
+    // The pause before the return is noticed is no longer than the store was away. After that, all requests are granted within
+    // their longest pause.
     assert!(*first - back <= ms(4000 + 1000), "{:?}", *first - back);
     assert!(*last - *first <= ms(2100), "{:?}", *last - *first);
-    // Each request asked the store once when it went away. After that, one request per pause asked it.
+    // Each request was sent once when the store went away. Then one request was sent per pause.
     assert!(asked <= 210, "{asked}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn repetitions_are_a_tenth_of_what_succeeds_and_one_per_second() {
-    let behind = Behind::new(&World::new());
+async fn retries_are_limited_to_one_per_second_and_a_tenth_of_the_successes() {
+    let setup = Setup::new(&World::new());
     let lose = async |claim: &Claim| {
-        behind.faults.next([Trouble::LoseRequest]);
-        let error = behind.breaker.place(claim).await.unwrap_err();
+        setup.faults.next([Trouble::LoseRequest]);
+        let error = setup.breaker.place(claim).await.unwrap_err();
         error.to_string()
     };
     let succeed = async |times: u32| {
         for _ in 0..times {
-            let claim = behind.claim("other");
-            behind.breaker.place(&claim).await.unwrap();
-            behind
+            let claim = setup.claim("other");
+            setup.breaker.place(&claim).await.unwrap();
+            setup
                 .breaker
                 .withdraw(&claim, Leave::Release)
                 .await
                 .unwrap();
         }
     };
-    let claim = behind.claim("x");
+    let claim = setup.claim("x");
     assert!(!lose(&claim).await.contains("not asked"));
-    // One per second.
+    // One retry per second is allowed.
     assert!(!lose(&claim).await.contains("not asked"));
-    let error = behind.breaker.place(&claim).await.unwrap_err().to_string();
+    let error = setup.breaker.place(&claim).await.unwrap_err().to_string();
     assert!(error.contains("not asked: more than a tenth"), "{error}");
-    // After the longest pause of a repeated request it is sent. A request that repeats nothing is also sent.
-    behind.breaker.place(&claim).await.unwrap();
+    // This retry is sent, since it comes after the longest pause of a request.
+    setup.breaker.place(&claim).await.unwrap();
     // A tenth: 100 calls succeed here, and two retries were counted.
     succeed(50).await;
     let mut sent = 0;
     for number in 0..30 {
-        let claim = behind.claim(&format!("y{number}"));
+        let claim = setup.claim(&format!("y{number}"));
         lose(&claim).await;
-        match behind.breaker.place(&claim).await {
+        match setup.breaker.place(&claim).await {
             Ok(_) => sent += 1,
             Err(error) => {
                 assert!(error.to_string().contains("a tenth"), "{error}");
-                // A success, so that there are never five failures in a row.
+                // Prevents five failures in a row.
                 succeed(1).await;
             }
         }
@@ -327,9 +327,9 @@ async fn repetitions_are_a_tenth_of_what_succeeds_and_one_per_second() {
 /// Prints in real time how long a caller waits for the error of an open breaker.
 #[tokio::test]
 async fn a_caller_gets_the_error_at_once() {
-    let behind = Behind::around(Arc::new(Memory::new()));
-    behind.trip().await;
-    let client = behind.client();
+    let setup = Setup::around(Arc::new(Memory::new()));
+    setup.trip().await;
+    let client = setup.client();
     let (mut times, count) = (Vec::new(), 2000);
     for _ in 0..count {
         let begun = Instant::now();
@@ -339,6 +339,6 @@ async fn a_caller_gets_the_error_at_once() {
     times.sort_unstable();
     let (median, p99) = (times[count / 2], times[count * 99 / 100]);
     println!("an open breaker: try_lock fails after {median:?} (median), {p99:?} (99 %)");
-    // With a timeout it would be seconds.
+    // A timeout would take seconds.
     assert!(median < ms(10), "{median:?}");
 }

@@ -22,7 +22,7 @@ async fn a_release_and_a_drop_cancel_it_at_once() {
     let guard = client.lock("x").await.unwrap();
     let (token, same) = (guard.cancellation_token(), guard.cancellation_token());
     assert!(!token.is_cancelled());
-    // Before the store has answered.
+    // It is cancelled before the store has answered.
     let mut released = pin!(guard.release());
     poll_once(released.as_mut());
     assert!(token.is_cancelled() && same.is_cancelled());
@@ -33,7 +33,7 @@ async fn a_release_and_a_drop_cancel_it_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_loss_cancels_it_before_another_is_granted_the_lock() {
+async fn a_loss_cancels_it_before_the_next_grant() {
     let world = World::new();
     for renews in [false, true] {
         let (holder, faults) = world.faulty();
@@ -93,7 +93,7 @@ async fn every_way_to_lose_a_lock_cancels_it() {
         let limit = tokio::time::timeout(ms(10_000), token.cancelled()).await;
         assert!(limit.is_ok(), "{reason:?}");
         assert_eq!(guard.lost().await, reason);
-        // Also a token that is requested after the loss.
+        // A token requested after the loss is cancelled, too.
         assert!(guard.cancellation_token().is_cancelled());
         drop(guard);
         settle().await;
@@ -115,7 +115,7 @@ async fn renewals_and_a_hand_off_leave_the_tokens_of_others_alone() {
     let second = waiting.await.unwrap().unwrap();
     let of_second = second.cancellation_token();
     assert!(!of_second.is_cancelled());
-    // Inside this process the hold continues.
+    // The hold continues within this process.
     second.release().await.unwrap();
     let third = another.await.unwrap().unwrap();
     assert!(of_second.is_cancelled());
@@ -123,7 +123,7 @@ async fn renewals_and_a_hand_off_leave_the_tokens_of_others_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_guard_of_an_owner_has_its_own() {
+async fn each_guard_of_an_owner_has_its_own_token() {
     let world = World::new();
     let client = world.client();
     let owner = client.owner();
@@ -138,7 +138,7 @@ async fn each_guard_of_an_owner_has_its_own() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_downgrade_cancels_it_before_readers_are_let_in() {
+async fn a_downgrade_cancels_it_before_readers_are_granted() {
     let world = World::new();
     let (client, faults) = world.faulty();
     let guard = client.lock("x").await.unwrap();
@@ -152,9 +152,9 @@ async fn a_downgrade_cancels_it_before_readers_are_let_in() {
     assert!(!shared.cancellation_token().is_cancelled());
 }
 
-/// The request for a token reads the clock: the client's own task has not run.
+/// The client's own task has not run, so only the clock can show the end.
 #[test]
-fn a_token_that_is_requested_too_late_is_already_cancelled() {
+fn a_token_requested_after_the_end_is_cancelled_already() {
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     runtime.enable_all().build().unwrap().block_on(async {
         let client = Client::new(Arc::new(Memory::new())).unwrap();

@@ -9,7 +9,7 @@ use fencelock_core::{Error, Evict, LossReason, Mode, Release};
 use crate::{World, ms, settle};
 
 #[tokio::test(start_paused = true)]
-async fn all_or_nothing_in_one_order_by_one_deadline() {
+async fn several_locks_share_one_order_and_one_deadline() {
     let world = World::new();
     let (a, b) = (world.client(), world.client());
     let held = b.lock("m").await.unwrap();
@@ -61,7 +61,7 @@ async fn bad_names_are_refused_before_any_lock_is_taken() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_is_lost_while_another_is_waited_for_ends_the_request() {
+async fn a_lock_lost_while_another_is_waited_for_ends_the_request() {
     let world = World::new();
     let (a, b) = (world.client(), world.client());
     let held = b.lock("b").await.unwrap();
@@ -121,7 +121,7 @@ async fn permits_are_counted_and_served_in_order() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn leaders_follow_one_another_and_are_seen() {
+async fn leaders_follow_one_another_and_are_visible() {
     let world = World::new();
     let (a, b, c) = (world.client(), world.client(), world.client());
     let seen = c.election("e");
@@ -139,14 +139,14 @@ async fn leaders_follow_one_another_and_are_seen() {
     assert_eq!((&*leader.value, leader.token), ("node b", second.token()));
     drop(second);
     assert_eq!(leaders.next().await.unwrap(), None);
-    // A client that observes the same name is no leader.
+    // A reader of the same name is not a leader.
     let reader = a.lock("e").shared().await.unwrap();
     assert_eq!(seen.leader().await.unwrap(), None);
     drop(reader);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_downgrade_serves_readers_and_waiters_of_this_process() {
+async fn a_downgrade_admits_readers_also_of_this_process() {
     let world = World::new();
     let (a, b) = (world.client(), world.client());
     let guard = a.lock("x").ttl(ms(300)).await.unwrap();
@@ -161,7 +161,7 @@ async fn a_downgrade_serves_readers_and_waiters_of_this_process() {
     let reader = reader.await.unwrap().unwrap();
     assert!(!b.check(&before).await.unwrap());
     assert!(b.check(&shared.sequencer().await.unwrap()).await.unwrap());
-    // It is renewed for as long as it is held.
+    // The shared hold is renewed.
     tokio::time::sleep(ms(2000)).await;
     assert!(shared.is_valid() && reader.is_valid());
     assert!(!here.is_finished());
@@ -178,7 +178,7 @@ async fn a_downgrade_serves_readers_and_waiters_of_this_process() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_downgrade_is_asked_again_and_ends_with_the_validity() {
+async fn a_downgrade_is_retried_until_the_validity_ends() {
     let world = World::new();
     let (a, faults) = world.faulty();
     let b = world.client();
@@ -203,7 +203,7 @@ async fn a_downgrade_is_asked_again_and_ends_with_the_validity() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_impossible_downgrade_is_refused() {
+async fn impossible_downgrades_are_refused() {
     let world = World::new();
     let (a, b) = (world.client(), world.client());
     let owner = a.owner();
@@ -214,13 +214,13 @@ async fn an_impossible_downgrade_is_refused() {
         Err(Error::Invalid { .. })
     ));
     settle().await;
-    // The other guard is unchanged, and the refused one has ended.
+    // The refused call has consumed only its own guard.
     assert!(outer.is_valid());
     let joined = b.join(owner.as_str()).unwrap();
     let child = b.lock("x").owner(&joined).await.unwrap();
     let outer = outer.downgrade().await.unwrap();
     assert_eq!(outer.mode(), Mode::Shared);
-    // The child believed in an exclusive hold, which has ended.
+    // The child had joined an exclusive hold, and that one has ended.
     child.lost().await;
     assert!(matches!(
         a.lock("x").owner(&owner).await,
@@ -238,14 +238,14 @@ async fn an_impossible_downgrade_is_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_downgrade_that_nobody_waits_for_leaves_nothing() {
+async fn a_dropped_downgrade_leaves_nothing() {
     let world = World::new();
     let (client, faults) = world.faulty();
     let guard = client.lock("x").await.unwrap();
     faults.next([Trouble::Hold]);
     let downgrade = tokio::time::timeout(ms(1), guard.downgrade());
     assert!(downgrade.await.is_err());
-    // It is dropped while its request is in flight, which then takes effect.
+    // The request was under way when the downgrade was dropped, and takes effect now.
     faults.open(1);
     settle().await;
     assert_eq!(world.left(), 0);
@@ -262,7 +262,7 @@ async fn an_unhealthy_holder_loses_its_lock_in_time() {
     let guard = guard.await.unwrap();
     tokio::time::sleep(ms(1000)).await;
     assert!(guard.is_valid());
-    // A short failure of the check is tolerated.
+    // A short unhealthy time does not matter.
     well.store(false, Ordering::SeqCst);
     tokio::time::sleep(ms(150)).await;
     well.store(true, Ordering::SeqCst);
@@ -279,7 +279,7 @@ async fn an_unhealthy_holder_loses_its_lock_in_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_check_that_panics_harms_its_own_hold_only() {
+async fn a_health_check_that_panics_ends_its_own_hold_only() {
     let world = World::new();
     let client = world.client();
     let sick = client.lock("x").ttl(ms(300));
@@ -291,7 +291,7 @@ async fn a_check_that_panics_harms_its_own_hold_only() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn max_hold_gives_the_lock_back_whatever_its_guard_does() {
+async fn a_hold_ends_at_max_hold_although_its_guard_is_there() {
     let world = World::new();
     let (a, b) = (world.client(), world.client());
     let guard = a.lock("x").max_hold(ms(400)).await.unwrap();

@@ -13,10 +13,10 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::{World, ms, settle};
 
-/// Much longer than anything here takes.
+/// Far longer than any step of these tests.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Nothing renews it while the only thread is blocked.
+/// No renewal runs while its one thread is blocked.
 fn one_thread() -> Runtime {
     let mut builder = Builder::new_current_thread();
     builder.enable_all().build().unwrap()
@@ -32,7 +32,7 @@ fn is_told(guard: &Guard) -> bool {
 }
 
 #[test]
-fn with_reports_a_loss_if_its_body_blocked_past_the_lease() {
+fn with_fails_if_its_body_blocks_beyond_the_validity() {
     one_thread().block_on(async {
         for awaits in [false, true] {
             let request = client().lock("x").ttl(ms(1000));
@@ -60,7 +60,7 @@ fn the_clock_shows_a_loss_before_the_renewer_has_run() {
         let mut context = Context::from_waker(Waker::noop());
         assert!(before.as_mut().poll(&mut context).is_pending());
         std::thread::sleep(ms(1200));
-        // Both for a repeated question and for the first one.
+        // Both a future that was polled before and a new one show the loss.
         let told = before.as_mut().poll(&mut context);
         assert!(matches!(told, Poll::Ready(_)), "{told:?}");
         assert!(is_told(&guard) && !guard.is_valid());
@@ -69,7 +69,7 @@ fn the_clock_shows_a_loss_before_the_renewer_has_run() {
 
 /// The client's runtime exists, but no thread runs it.
 #[test]
-fn a_loss_is_reported_while_the_runtime_of_the_client_is_blocked() {
+fn a_loss_is_noticed_while_the_client_runtime_does_not_run() {
     let still = one_thread();
     let guard = still.block_on(async { client().lock("x").ttl(ms(200)).await.unwrap() });
     one_thread().block_on(async {
@@ -80,7 +80,7 @@ fn a_loss_is_reported_while_the_runtime_of_the_client_is_blocked() {
 }
 
 #[test]
-fn a_release_does_not_wait_for_a_renewal_that_went_with_its_runtime() {
+fn a_release_does_not_wait_for_a_renewal_whose_runtime_is_gone() {
     let theirs = Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
@@ -118,7 +118,7 @@ async fn a_joined_hold_is_lost_soon_after_its_outer_one_was_released() {
             false => client.lock("x"),
         };
         let held = request(&outer).owner(&owner).await.unwrap();
-        // A higher token remains.
+        // Another shared hold, with a higher token, stays.
         let beside = match shared {
             true => Some(request(&other).await.unwrap()),
             false => None,

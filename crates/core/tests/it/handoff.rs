@@ -24,7 +24,7 @@ fn queue_up(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_thousand_tasks_go_in_order_with_rising_tokens_and_few_calls() {
+async fn a_thousand_tasks_are_served_in_order_with_few_calls() {
     let world = World::new();
     let (client, meter) = world.metered();
     let first = client.lock("x").await.unwrap();
@@ -119,7 +119,7 @@ async fn a_waiter_with_another_lease_is_not_overtaken() {
     let (note, mut notes) = mpsc::unbounded_channel();
     for number in 0..40 {
         let request = client.lock("x");
-        // Every seventh waiter cannot use the hold of the waiter before it.
+        // Every seventh request has another ttl, so it cannot continue the hold before it.
         let request = match number % 7 {
             3 => request.ttl(ms(5000)),
             _ => request,
@@ -166,7 +166,7 @@ async fn waiters_that_go_away_are_passed_over() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lost_hold_does_not_block_the_next_waiters() {
+async fn a_lost_hold_does_not_block_later_waiters() {
     let world = World::new();
     let client = world.client();
     let stuck = client.lock("x").ttl(ms(300)).renew(false).await.unwrap();
@@ -185,7 +185,7 @@ async fn a_hold_with_an_end_or_without_renewal_is_not_passed_on() {
     let world = World::new();
     let client = world.client();
     let first = client.lock("x").await.unwrap();
-    // The hold of the previous waiter would be wrong for each of these.
+    // None of these requests may continue the hold before it.
     let unrenewed = tokio::spawn(client.lock("x").ttl(ms(900)).renew(false).into_future());
     let renewed = tokio::spawn(client.lock("x").ttl(ms(900)).into_future());
     let bounded = tokio::spawn(

@@ -49,7 +49,7 @@ impl World {
         (Client::new(Arc::new(fault)).unwrap(), handle)
     }
 
-    /// How many names the store remembers.
+    /// The number of names that the store has.
     pub(crate) fn left(&self) -> usize {
         self.store.len()
     }
@@ -59,7 +59,7 @@ pub(crate) fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// Lets all tasks run that are ready, without a change of the time.
+/// Runs all tasks that are ready, while the clock stays where it is.
 pub(crate) async fn settle() {
     for _ in 0..100 {
         tokio::task::yield_now().await;

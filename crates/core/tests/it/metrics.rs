@@ -250,11 +250,11 @@ async fn store_calls_by_call_and_outcome() {
         ))
     };
     assert_eq!(seconds("withdraw").map(Vec::len), Some(2));
-    // It waits for an event.
+    // This call waits for an event.
     assert_eq!(seconds("wait"), None);
 }
 
-/// Names become labels only where the program says how.
+/// Names become labels only through the program's own function.
 #[tokio::test(start_paused = true)]
 async fn classes_are_labels_and_names_are_not() {
     let reports = Reports::default();
@@ -284,7 +284,7 @@ async fn classes_are_labels_and_names_are_not() {
     );
 }
 
-/// The metrics in docs/metrics.md are exactly those that are described and reported.
+/// The metrics of docs/metrics.md, those described and those reported are the same.
 #[tokio::test(start_paused = true)]
 async fn every_metric_is_described_and_documented() {
     let reports = Reports::default();

@@ -1,5 +1,5 @@
-//! The core compared with a simple model, under random schedules. Requests may be lost or late, and futures dropped.
-//! Still, no two tasks believe in excluding holds at once, tokens rise, and in the end nothing is left.
+//! The core against a plain model, under random schedules of lost and late messages and dropped futures: no two clients believe
+//! that they hold a lock in conflict, tokens rise, and in the end nothing is left.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -58,7 +58,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..40)
 }
 
-/// The believed holds and the highest tokens of one name. Shared grants overlap, so they may become known in any order.
+/// For one name: the clients that believe that they hold it, and the highest tokens. Shared grants overlap, so their order
+/// among themselves is not checked.
 #[derive(Default)]
 struct Model {
     believers: Vec<(u64, bool)>,
@@ -130,7 +131,7 @@ async fn run(steps: Vec<Step>, seed: u64) {
                 _ = guard.lost() => {}
                 () = tokio::time::sleep(work) => {}
             }
-            // The belief ends before the release is sent.
+            // The client stops believing before it sends a request.
             models.lock().unwrap()[step.name]
                 .believers
                 .retain(|(other, _)| *other != id);

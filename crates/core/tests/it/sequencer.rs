@@ -26,25 +26,25 @@ fn sequencers() -> impl Strategy<Value = Sequencer> {
 
 proptest! {
     #[test]
-    fn what_is_printed_reads_back(sequencer in sequencers()) {
+    fn printed_sequencers_can_be_parsed(sequencer in sequencers()) {
         let text = sequencer.to_string();
         prop_assert!(text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b':' || b == b'%'), "{}", text);
         prop_assert_eq!(&text.parse::<Sequencer>().unwrap(), &sequencer);
-        // A text that is cut off is at most the sequencer of another name, never the same one.
+        // A shortened text may be that of another sequencer, but never of the same one.
         for end in 0..text.len() {
             prop_assert_ne!(text[..end].parse::<Sequencer>().ok(), Some(sequencer.clone()));
         }
     }
 
     #[test]
-    fn bad_text_is_an_error_and_no_panic(text in ".{0,120}") {
+    fn bad_text_causes_no_panic(text in ".{0,120}") {
         if let Ok(sequencer) = text.parse::<Sequencer>() {
             prop_assert!(sequencer.to_string().parse::<Sequencer>().is_ok());
         }
     }
 
     #[test]
-    fn text_that_is_nearly_right_is_no_panic(
+    fn nearly_correct_text_causes_no_panic(
         sequencer in sequencers(), at in 0..200usize, put in any::<char>()
     ) {
         let text: String = sequencer.to_string();
@@ -88,7 +88,7 @@ fn errors_say_what_is_wrong() {
 
 #[cfg(feature = "serde")]
 #[test]
-fn serialized_it_is_its_text() {
+fn its_serialized_form_is_its_text() {
     let text = "fl1:s:7:00112233445566778899aabbccddeeff:a%2Fb";
     let sequencer: Sequencer = text.parse().unwrap();
     let json = serde_json::to_string(&(&sequencer, sequencer.token, &sequencer.name)).unwrap();

@@ -1,4 +1,4 @@
-//! The spans of `tracing`: their names, their fields, and that they contain no name of a lock.
+//! The spans of `tracing`: their names and fields, and that none contains the name of a lock.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -41,8 +41,8 @@ struct Spans {
 }
 
 impl Spans {
-    /// From now on this thread's spans are kept. Another test may be the first to use a span at this moment. Then
-    /// `tracing` does not ask a subscriber that is installed meanwhile. So each span is tried until it is seen.
+    /// Keeps the spans of this thread from now on. If another test is the first one to use a span, `tracing` may miss a
+    /// subscriber that is installed at that moment. So each span is tried until it is seen.
     async fn install() -> (Self, DefaultGuard) {
         let spans = Self::default();
         let installed = set_default(spans.clone());
@@ -178,7 +178,7 @@ async fn without_a_function_there_is_no_class() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn requests_that_fail_say_why() {
+async fn failed_requests_have_the_reason_in_their_span() {
     let (spans, _installed) = Spans::install().await;
     let client = classed(Memory::new());
     let _held = client.lock("a").await.unwrap();
@@ -195,7 +195,7 @@ async fn a_loss_a_hand_off_and_a_downgrade_end_the_span_of_a_hold() {
     let (spans, _installed) = Spans::install().await;
     let world = World::new();
     let client = world.client();
-    // The first waiter comes alone, so that only the second one has tokens to hand on.
+    // The first request comes alone, so only the second one has tokens to hand on.
     let first = client.lock("a").await.unwrap();
     let tasks = [(), ()].map(|()| tokio::spawn(client.lock("a").into_future()));
     settle().await;
@@ -216,7 +216,7 @@ async fn a_loss_a_hand_off_and_a_downgrade_end_the_span_of_a_hold() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn renewals_have_spans_and_names_are_in_none() {
+async fn renewals_have_spans_and_no_span_has_a_name() {
     let (spans, _installed) = Spans::install().await;
     let clock = Clock::Tokio(tokio::time::Instant::now());
     let (fault, faults) = Fault::new(Arc::new(Memory::with_clock(clock)));

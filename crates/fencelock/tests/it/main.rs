@@ -1,4 +1,4 @@
-//! Every example runs to its end, and the code in the documentation is that of the examples.
+//! Every example runs to its end, and the code in the documentation is from the examples.
 
 #![allow(clippy::unwrap_used)]
 
@@ -67,7 +67,7 @@ fn package() -> &'static Path {
 }
 
 #[test]
-fn no_example_is_forgotten() {
+fn every_example_is_run() {
     let files = files_in(&package().join("examples"), "rs");
     let mut found: Vec<_> = files.iter().filter_map(|path| path.file_stem()).collect();
     found.sort_unstable();
@@ -75,7 +75,7 @@ fn no_example_is_forgotten() {
 }
 
 #[test]
-fn the_documentation_shows_code_of_the_examples() {
+fn code_in_the_documentation_is_from_the_examples() {
     let examples = ["examples", "../fence/examples"]
         .into_iter()
         .flat_map(|folder| files_in(&package().join(folder), "rs"));

@@ -248,7 +248,7 @@ impl Leases {
     }
 
     /// Ends a connection at the server, by its id and the client's address and port: the id alone is not enough, because a
-    /// restarted server counts its connections anew.
+    /// restarted server starts its connection numbers again.
     pub(super) async fn end(&self, session: &mut Session, id: &str) -> Tried<bool> {
         let Some((id, host)) = id.split_once(' ') else {
             return Ok(false);

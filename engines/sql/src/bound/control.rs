@@ -1,4 +1,4 @@
-//! The control connection: one per client, for everything that is not a hold. It is made anew when it breaks.
+//! The control connection: one per client, for everything that is not a hold. It is opened again when it breaks.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -64,7 +64,7 @@ impl<D: Dialect> State<D> {
         }
     }
 
-    /// A sign of life, from which the lease counts anew.
+    /// A sign of life, at which the lease starts again.
     pub(super) async fn keep_alive(
         &self,
         hold: &mut Hold<D>,

@@ -226,7 +226,7 @@ async fn accept<D: Dialect>(
     Ok(false)
 }
 
-/// Keeps a place in the queue if it exists and must be prolonged now. `false` if the place must be taken anew.
+/// Keeps a place in the queue if it exists and must be prolonged now. `false` if the place must be taken again.
 async fn keep_place<D: Dialect>(
     dialect: &D,
     session: &mut D::Session,

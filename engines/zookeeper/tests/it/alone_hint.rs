@@ -57,8 +57,8 @@ async fn a_claim_in_between_is_seen() {
     }
 }
 
-/// The lock's node is created anew, and its numbers start again: the next claim gets the number that it expects. Tried over the
-/// old connection, and over a new one.
+/// The lock's node is created again, and its numbers start from 0: the next claim gets the number that it expects. Tried over
+/// the old connection, and over a new one.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_queue_of_a_new_lock_node_is_read() {
     for breaks in [false, true] {
@@ -79,10 +79,10 @@ async fn the_queue_of_a_new_lock_node_is_read() {
         // Numbers 0 and 1 are gone, and 2 is held. The client expects 3.
         pairs(&other, 2).await;
         let held = other.lock("a").await.unwrap();
-        let line = server.children("/locks/a").unwrap();
+        let nodes = server.children("/locks/a").unwrap();
         assert!(
-            line.len() == 1 && line[0].ends_with("0000000002"),
-            "{line:?}"
+            nodes.len() == 1 && nodes[0].ends_with("0000000002"),
+            "{nodes:?}"
         );
         waits(&client, held).await;
     }

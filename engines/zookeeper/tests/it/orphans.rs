@@ -64,8 +64,8 @@ async fn a_waiter_whose_answer_was_lost_keeps_its_place() {
     let held = server.children("/a").unwrap();
     proxy.answers(Flow::Lose);
     let first = wait_unseen(&far, &near).await;
-    let mut line = server.children("/a").unwrap();
-    line.retain(|node| !held.contains(node));
+    let mut nodes = server.children("/a").unwrap();
+    nodes.retain(|node| !held.contains(node));
     let second = wait_in_queue(&other, "a", false, 2).await;
     proxy.answers(Flow::Pass);
     proxy.reset();
@@ -77,8 +77,8 @@ async fn a_waiter_whose_answer_was_lost_keeps_its_place() {
     assert_eq!((view.holders.len(), view.waiters.len()), (1, 1));
     let now = server.children("/a").unwrap();
     assert!(
-        line.len() == 1 && now.contains(&line[0]),
-        "{line:?} {now:?}"
+        nodes.len() == 1 && now.contains(&nodes[0]),
+        "{nodes:?} {now:?}"
     );
     first.release().await.unwrap();
     let second = soon("the second", second).await.unwrap();

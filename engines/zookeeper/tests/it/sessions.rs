@@ -352,9 +352,9 @@ async fn only_the_user_has_rights_on_its_nodes() {
         }
         let refused = soon("an answer", stranger.try_lock("a")).await.unwrap_err();
         assert!(matches!(refused, Error::Refused { .. }), "{refused:?}");
-        let line = anns.list_children("/locks/a").await.unwrap();
-        assert_eq!(line.len(), 1);
-        let node = format!("/locks/a/{}", line[0]);
+        let nodes = anns.list_children("/locks/a").await.unwrap();
+        assert_eq!(nodes.len(), 1);
+        let node = format!("/locks/a/{}", nodes[0]);
         for path in ["/locks/a", &node] {
             let listed = strangers.list_children(path).await;
             assert_eq!(listed.unwrap_err(), zookeeper_client::Error::NoAuth);

@@ -33,8 +33,8 @@ async fn a_waiter_watches_its_predecessor_only() {
     for place in 1..=5 {
         waiters.push(wait_in_queue(&connect(&server.url()).await, "contended", false, place).await);
     }
-    let line = server.children("/contended").unwrap();
-    assert_eq!(line.len(), 6);
+    let nodes = server.children("/contended").unwrap();
+    assert_eq!(nodes.len(), 6);
     until(
         "each is watched by the next, and nothing else is",
         async || {
