@@ -1,7 +1,7 @@
-//! Five servers of which a majority decides, under every fault at once: eight processes take a few locks again and again
-//! while nodes are restarted empty, stopped, and have their clocks set; while the network loses replies and delivers requests
-//! late; and while the processes themselves are stopped at any time. Every
-//! grant is checked: no token twice, no token against time, no two holders at once.
+//! Five servers of which a majority decides, under all faults at once. Eight processes take a few locks again and
+//! again. Meanwhile nodes are restarted empty, stopped, and have their clocks set; the network loses replies and
+//! delivers requests late; and the processes themselves are stopped at any time. Every grant is checked: no token
+//! twice, no token against time, no two holders at once.
 //!
 //! `FENCELOCK_GRANTS=20000 cargo test -p fencelock-redis --test grants` runs until there are so many grants; without the
 //! variable there are 2,000. `FENCELOCK_SEED` chooses the faults; the seed is printed. With `FENCELOCK_DELAYED_RESTART=no`
@@ -25,7 +25,7 @@ use crate::history::{Stay, faults};
 
 const NODES: usize = 5;
 const PROCESSES: usize = 8;
-/// Of each process.
+/// Tasks in each process.
 const TASKS: usize = 2;
 const NAMES: usize = 3;
 /// The longest lease. A node that was restarted or whose clock was set does not vote for that time and two seconds.
@@ -103,7 +103,7 @@ async fn task(client: Client, stop: Arc<AtomicBool>) {
         };
         let mut to = None;
         loop {
-            // In this order: a grant that is valid now was valid at the time before.
+            // In this order: a grant that is valid now was also valid at the earlier time.
             let now = Clock::Boot.now();
             if !guard.is_valid() {
                 break;
@@ -130,18 +130,18 @@ async fn task(client: Client, stop: Arc<AtomicBool>) {
     }
 }
 
-/// By name.
+/// The checkers, by name.
 type Histories = Arc<Mutex<BTreeMap<String, Vec<Stay>>>>;
 
 struct Bed {
     group: Group,
-    /// For each half of the processes a proxy to each node.
+    /// For each half of the processes a proxy before each node.
     proxies: [Vec<Proxy>; 2],
     workers: Vec<Worker>,
     readers: Vec<thread::JoinHandle<()>>,
     histories: Histories,
     count: Arc<AtomicUsize>,
-    /// How often each fault was made.
+    /// How many times each fault was injected.
     injected: BTreeMap<&'static str, usize>,
     random: fastrand::Rng,
 }
@@ -157,7 +157,7 @@ fn no_fault_grants_twice() {
     while bed.count.load(Ordering::SeqCst) < wanted || rounds < 4 {
         assert!(
             begin.elapsed() < Duration::from_secs(30 + wanted as u64 / 10),
-            "it goes on too slowly: {} grants",
+            "it is too slow: {} grants",
             bed.count.load(Ordering::SeqCst)
         );
         bed.forget_or_jump(rounds);
@@ -212,7 +212,7 @@ impl Bed {
                     let numbers: Vec<u64> =
                         rest.split(' ').map(|text| text.parse().unwrap()).collect();
                     let [token, asked, from, to] = numbers[..] else {
-                        panic!("a worker said {line:?}");
+                        panic!("a worker printed {line:?}");
                     };
                     let mut all = histories.lock().unwrap();
                     let stay = Stay {
@@ -234,11 +234,11 @@ impl Bed {
         *self.injected.entry(fault).or_default() += 1;
     }
 
-    /// One node loses its memory, or its clock is set: only one at a time, since a majority of three survives one of these.
-    /// All other faults happen at the same time.
+    /// One node loses its memory, or its clock is set. Only one at a time, since a majority of three survives one of
+    /// these. All other faults happen at the same time.
     fn forget_or_jump(&mut self, round: usize) {
         let node = self.random.usize(..NODES);
-        // Half of the processes reach only this one and two others, and the rest this one and the other two.
+        // Half of the processes reach only this node and two others. The rest reach this node and the other two.
         let mut others: Vec<usize> = (0..NODES).filter(|other| *other != node).collect();
         self.random.shuffle(&mut others);
         let cut = [&others[..2], &others[2..]];

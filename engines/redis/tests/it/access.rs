@@ -222,7 +222,7 @@ async fn after_a_restart_nothing_is_granted_until_the_delay_is_over() {
     let before = clock.now();
     server.restart_empty().unwrap();
     let impatient = store.plain("a").wait(false);
-    // The new server's first answer is a refusal.
+    // The first answer of the new server is a refusal.
     let error = store.engine.place(&impatient).await.unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     let next = store.plain("a");
@@ -230,7 +230,7 @@ async fn after_a_restart_nothing_is_granted_until_the_delay_is_over() {
     assert!(clock.now().since(before) >= ms(1000));
 }
 
-/// A link leads to the server's socket, so that another server can be put in its place.
+/// A link leads to the server's socket, so that another server can take its place.
 #[tokio::test]
 async fn a_server_put_in_anothers_place_grants_nothing_until_the_delay_is_over() {
     let start = || Server::builder().unix_socket().start().unwrap();

@@ -35,7 +35,7 @@ async fn judged(server: &Server) -> (Durability, Vec<String>) {
     (promises.durability, limits)
 }
 
-/// Whether a lock is granted twice: before and after a crash of the server and a start with the same command line.
+/// Whether a lock is granted twice: before a crash of the server, and after a start with the same command line.
 async fn granted_twice(server: &mut Server) -> bool {
     let store = open(&server.url()).await;
     store.held(&store.claim("a")).await;
@@ -71,7 +71,7 @@ async fn advised_settings_survive_a_crash() {
     assert_eq!(durability, Durability::Durable);
 }
 
-/// The append-only file was on from the start; its flushing was set later.
+/// The append-only file was on from the start. Its flushing was set later.
 #[tokio::test]
 async fn one_of_two_settings_may_survive() {
     let server = Server::builder().append_only("everysec").start().unwrap();
@@ -123,7 +123,7 @@ async fn the_port_of_another_server_is_an_error_of_the_url() {
     let error = refused(&format!("redis://127.0.0.1:{}", mariadb.port())).await;
     assert!(matches!(error, Error::Config { .. }), "{error}");
     assert!(error.to_string().contains("no Redis server"), "{error}");
-    // It says nothing, as a Redis that goes down.
+    // The server sends nothing, like a Redis that is shutting down.
     let error = refused(&format!("redis://127.0.0.1:{}", etcd.port(0))).await;
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     assert!(

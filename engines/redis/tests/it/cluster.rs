@@ -12,7 +12,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::support::{ms, open, refused, server};
 
-/// These share one cluster, and use different names.
+/// These tests share one cluster, and use different names.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn slots() {
     let cluster = RedisCluster::start(3, 0, 60_000, None).unwrap();
@@ -57,7 +57,7 @@ async fn grants_are_pushed_to_waiters(cluster: &RedisCluster) {
         one.release(&first).await;
         let grant = two.granted(&second, &place).await;
         assert!(grant.tokens.first > token);
-        // Sooner than a recheck, which comes after at least half a second.
+        // Sooner than a recheck, which comes after half a second at the earliest.
         assert!(begin.elapsed() < ms(400), "{:?}", begin.elapsed());
         two.release(&second).await;
     }
@@ -176,7 +176,7 @@ async fn a_user_with_the_least_rights(cluster: &RedisCluster) {
         let log: Vec<redis::Value> = node.command(&["ACL", "LOG"]).unwrap();
         assert!(log.is_empty(), "{log:?}");
     }
-    // A user who may not publish or subscribe gets an error before it waits.
+    // A user who may not publish or subscribe gets an error before the wait.
     for right in ["+spublish", "+ssubscribe"] {
         user(&LEAST.replace(right, ""));
         let store = open(&url).await;
@@ -200,7 +200,7 @@ async fn wrong_addresses(cluster: &RedisCluster) {
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
 }
 
-/// The holds at the other nodes are renewed in time, shared ones too.
+/// The holds at the other nodes are renewed in time, including shared ones.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dead_node_costs_no_hold_at_another() {
     let cluster = RedisCluster::start(3, 0, 60_000, None).unwrap();
@@ -244,13 +244,13 @@ async fn a_dead_node_costs_no_hold_at_another() {
                 other => panic!("{other:?}"),
             }
         }
-        // As the core does, a little later.
+        // As the core does it, a little later.
         tokio::time::sleep(ms(300)).await;
     }
     assert!(lost > 0);
 }
 
-/// Forwards connections to a server. Once `muted`, nothing more of the second connection.
+/// Forwards connections to a server. After `muted` is set, it forwards nothing more of the second connection.
 async fn pass_on(listener: TcpListener, server: u16, muted: Arc<AtomicBool>) {
     let mut count = 0;
     while let Ok((mut near, _)) = listener.accept().await {
@@ -281,7 +281,7 @@ async fn pass_on(listener: TcpListener, server: u16, muted: Arc<AtomicBool>) {
     }
 }
 
-/// The first connection is answered all the time.
+/// The first connection still gets answers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_silent_channel_connection_is_replaced() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -331,7 +331,7 @@ async fn a_silent_channel_connection_is_replaced() {
     assert!(failed > 0);
 }
 
-/// With TLS and certificates, by the URL and by redirections.
+/// With TLS and certificates, both by the URL and by redirections.
 #[cfg(feature = "tls")]
 #[tokio::test]
 async fn a_cluster_with_tls() {

@@ -1,4 +1,4 @@
-//! `restart-delay` and `promotion-delay`: nothing is granted before they are over, by whichever script.
+//! `restart-delay` and `promotion-delay`: no script grants a lock before they are over.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use fencelock_testbed::{Redis as Server, RedisSentinel};
 
 use crate::support::{Store, calls, ms, open, open_with};
 
-/// Long enough for a push to count even on a busy machine.
+/// Long enough that a push counts, even on a busy machine.
 const WINDOW: &str = "claim-window=20s";
 
 /// Locks, each with a holder and a waiter. The store `free` has no delay.
@@ -17,20 +17,20 @@ struct Locks {
     free: Store,
     /// A waiter with its place: the release of the holder pushes to it.
     pushed: (Claim, Claim, Place),
-    /// A waiter behind a holder that is withdrawn.
+    /// A waiter whose holder is withdrawn.
     withdrawn: (Claim, Claim),
     evicted: (Claim, Token),
     /// A reader, followed by another one that is admitted.
     renewed: (Claim, Token),
     /// A holder whose lock is deleted.
     poked: (Claim, Token),
-    /// Queued on the server, but not waiting here: its grant is given back.
+    /// A claim that is queued on the server, but does not wait here: its grant is given back.
     given_back: (Claim, Claim),
 }
 
 impl Locks {
     async fn new(gated: Store, free: Store, server: &Server) -> Self {
-        // The server was started recently.
+        // The server was started a short time ago.
         let first = gated.claim("first");
         gated.lock(&first).await;
         let holder = async |name: &str| {
@@ -68,7 +68,7 @@ impl Locks {
         }
     }
 
-    /// A claim that the server has in its queue and that does not wait here, as if it were withdrawn at the same time.
+    /// A claim in the server's queue that does not wait here, as if it were withdrawn at the same time.
     async fn queued_without_waiting(
         gated: &Store,
         free: &Store,
@@ -91,7 +91,7 @@ impl Locks {
         (holder, unaware)
     }
 
-    /// Every way to a grant, at a server that must not grant yet.
+    /// All ways to a grant, at a server that must not grant yet.
     async fn nothing_is_granted(&self, server: &Server) {
         let Self { gated, free, .. } = self;
         self.are_connected(server).await;
@@ -101,7 +101,7 @@ impl Locks {
 
         let (holder, pushed, place) = &self.pushed;
         assert_eq!(free.release(holder).await, Withdrawn::Released);
-        // The push comes before this reply.
+        // The push arrives before this reply.
         assert_eq!(self.holders("push").await, [pushed.id.to_string()]);
         let changed = gated.engine.wait(pushed, place);
         let changed = tokio::time::timeout(Duration::from_secs(5), changed).await;
@@ -121,7 +121,7 @@ impl Locks {
 
         let (reader, token) = &self.renewed;
         let renewed = gated.renew(reader, *token).await;
-        // It may be unknown for a moment, while too few Sentinels answer.
+        // The master may be unknown for a moment, while too few Sentinels answer.
         assert!(!matches!(renewed, Renewal::Lost), "{renewed:?}");
         let readers = self.holders("renew").await;
         assert_eq!(readers, [reader.id.to_string()], "by renewal");
@@ -177,7 +177,7 @@ impl Locks {
         self.look(name).await.unwrap()
     }
 
-    /// The waiters are granted the lock, not before this instant.
+    /// The waiters are granted the lock, but not before this instant.
     async fn are_granted_from(&self, from: BootInstant) {
         for claim in [&self.pushed.1, &self.withdrawn.1] {
             let granted = self.gated.lock(claim);
@@ -204,7 +204,7 @@ async fn after_a_restart_nothing_is_granted_before_the_delay_is_over() {
     locks.are_granted_from(before + delay).await;
 }
 
-/// Nobody holds the lock, and a waiter that gives up learns why it was not granted.
+/// No claim holds the lock, and a waiter that gives up learns why it was not granted.
 #[tokio::test]
 async fn a_waiter_learns_that_the_delay_is_not_over() {
     let server = Server::start().unwrap();
@@ -226,7 +226,7 @@ async fn a_name_that_is_a_key_of_fencelock_is_refused() {
     store.held(&store.claim("{a}:fencelocked")).await;
 }
 
-/// The server has lost its queue; the waiter goes on waiting.
+/// The server has lost its queue, but the waiter still waits.
 #[tokio::test]
 async fn after_a_restart_without_memory_a_claim_that_waited_is_granted_when_the_delay_is_over() {
     let mut server = Server::start().unwrap();

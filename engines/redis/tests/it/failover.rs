@@ -1,9 +1,8 @@
-//! Fail-overs under load: several clients take one lock again and again while masters are killed, stopped and cut off
-//! from their replicas. Every grant is checked: no token twice, no
-//! token against time, no two holders at once.
+//! Fail-overs under load. Several clients take one lock again and again while masters are killed, stopped and cut off
+//! from their replicas. Every grant is checked: no token twice, no token against time, no two holders at once.
 //!
-//! `FENCELOCK_FAILOVERS=50 cargo test -p fencelock-redis --test it failover -- --nocapture` runs so many of each kind;
-//! without the variable there are three.
+//! `FENCELOCK_FAILOVERS=50 cargo test -p fencelock-redis --test it failover -- --nocapture` runs 50 fail-overs of each
+//! kind. Without the variable there are three.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -70,7 +69,7 @@ impl Load {
         self.stays.lock().unwrap().len()
     }
 
-    /// Waits for so many further grants.
+    /// Waits for this number of further grants.
     async fn goes_on(&self, grants: usize) {
         let (begin, before) = (Clock::Boot.now(), self.count());
         while self.count() < before + grants {
@@ -97,9 +96,9 @@ async fn work(store: Store, name: String, stop: Arc<AtomicBool>, stays: Arc<Mute
         let claim = store.claim(&name).ttl(TTL);
         let grant = store.lock(&claim).await;
         let from = Clock::Boot.now();
-        // A client counts on a little less than the lease.
+        // A client relies on a little less than the lease.
         let ends = grant.counted_from + grant.lease.mul_f64(0.98);
-        // Sometimes held to the end, so that a fail-over meets a holder.
+        // Sometimes the lock is held to the end of the lease, so that a fail-over meets a holder.
         let held = if fastrand::u8(..4) == 0 {
             TTL
         } else {
@@ -110,7 +109,7 @@ async fn work(store: Store, name: String, stop: Arc<AtomicBool>, stays: Arc<Mute
         if to > from {
             stays.lock().unwrap().push(Stay {
                 token: grant.tokens.first.get(),
-                // Grants come in the order of their tokens.
+                // Grants arrive in the order of their tokens.
                 asked: from.as_nanos(),
                 from: from.as_nanos(),
                 to: to.as_nanos(),
@@ -126,7 +125,7 @@ async fn work(store: Store, name: String, stop: Arc<AtomicBool>, stays: Arc<Mute
     }
 }
 
-/// Kills the master again and again under load; every second time it is cut off from its replicas first.
+/// Kills the master again and again under load. Every second time the master is first cut off from its replicas.
 async fn fail_over(group: &mut RedisSentinel, load: &Load) {
     for round in 0..count() {
         load.goes_on(3).await;
@@ -172,7 +171,7 @@ async fn with_a_promotion_delay_no_failover_grants_twice() {
     let url = format!("{}&promotion-delay=1600ms&claim-window=1s", group.url());
     let load = Load::start(&url, "p").await;
     fail_over(&mut group, &load).await;
-    // And an old master that comes back and does not know that it is replaced.
+    // And an old master that comes back and does not know that it was replaced.
     let master = group.master().unwrap();
     load.goes_on(3).await;
     group.servers()[master].pause().unwrap();
@@ -184,11 +183,11 @@ async fn with_a_promotion_delay_no_failover_grants_twice() {
     let faults = faults(&stays);
     assert!(faults.is_empty(), "{faults:#?}");
     let store = open(&url).await;
-    // A lease that outlives the delay is not promised.
+    // There is no promise for a lease that outlives the delay.
     assert_eq!(store.engine.promises().max_ttl, ms(1600));
 }
 
-/// What the promises say of asynchronous replicas does happen: two hold at once. Tokens still grow.
+/// The promises about asynchronous replicas come true: two clients hold at once. Tokens still grow.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_either_a_lock_is_lost_as_promises_say() {
     let group = RedisSentinel::start().unwrap();
@@ -211,7 +210,7 @@ async fn without_either_a_lock_is_lost_as_promises_say() {
     // The first lease is 30 s long.
     let second = waiter.lock(&next).await.tokens.first;
     assert!(second > token, "{second} after {token}");
-    // The first holder learns of it with its next renewal.
+    // The first holder learns of it from its next renewal.
     let begin = Clock::Boot.now();
     loop {
         match store.renew(&claim, token).await {
@@ -253,7 +252,7 @@ async fn too_few_replicas_are_an_error_and_leave_nothing() {
     assert!(error.to_string().contains("0 of 2 replicas"), "{error}");
 }
 
-/// A master of a cluster dies, and slots move, under load. A grant counts only when the replica has it.
+/// A master of a cluster dies, and slots move, under load. A grant counts only after the replica has it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn in_a_cluster_neither_a_lost_master_nor_a_moved_slot_grants_twice() {
     let mut cluster = RedisCluster::start(3, 1, 1000, None).unwrap();

@@ -1,4 +1,4 @@
-//! Hand-over: the queue, pushes, and what happens when a push is lost.
+//! Hand-offs: the queue, pushes, and what happens when a push is lost.
 
 use std::time::{Duration, Instant};
 
@@ -77,7 +77,7 @@ async fn placing_again_keeps_the_place_and_returns_the_grant() {
     assert_eq!(store.waits(&claims[1]).await.ahead, Some(0));
     assert_eq!(store.waits(&claims[2]).await.ahead, Some(1));
     store.release(&claims[0]).await;
-    // Placing the claim again also gives the grant, with the whole lease.
+    // If the claim is placed again, it also gets the grant, with the whole lease.
     let grant = store.held(&claims[1]).await;
     assert_eq!(grant.lease, claims[1].ttl);
     assert!(Store::pttl(&server, "k") > 29_000);
@@ -94,7 +94,7 @@ async fn a_push_from_before_the_newest_reply_is_ignored() {
     store.held(&claims[0]).await;
     store.waits(&claims[1]).await;
     store.release(&claims[0]).await;
-    // The grant is pushed, but not taken before its window is over and another claim holds.
+    // The grant is pushed, but not taken until its window is over and another claim holds.
     let other = open(&server.url()).await;
     let third = other.claim("old");
     let deadline = Instant::now() + Duration::from_secs(5);
@@ -109,7 +109,7 @@ async fn a_push_from_before_the_newest_reply_is_ignored() {
         assert!(Instant::now() < deadline);
         tokio::time::sleep(ms(5)).await;
     }
-    // The push has not been read yet; this reply is newer.
+    // The push has not been read yet, and this reply is newer.
     let newer = store.waits(&claims[1]).await;
     let stale = tokio::time::timeout(ms(100), store.engine.wait(&claims[1], &newer)).await;
     assert!(stale.is_err(), "{stale:?}");
@@ -124,7 +124,7 @@ async fn a_lost_push_costs_a_recheck_and_no_more() {
     let (first, second) = (store.claim("p"), store.claim("p"));
     store.held(&first).await;
     let place = store.waits(&second).await;
-    // Granted on the server without a message, as if that had been lost.
+    // The claim is granted on the server without a message, as if the message were lost.
     let value: String = server.command(&["GET", "p"]).unwrap();
     let value = value.replace(&first.id.to_string(), &second.id.to_string());
     let queue = "{p}:fencelock:line";
@@ -142,7 +142,7 @@ async fn a_lost_push_costs_a_recheck_and_no_more() {
     assert_eq!(grant.await.unwrap().lease, second.ttl);
 }
 
-/// A waiter whose process listens but does not take the grant delays the queue by one window.
+/// A waiter whose process listens, but does not take the grant, delays the queue by one window.
 #[tokio::test]
 async fn an_unconfirmed_grant_costs_one_window() {
     let server = server();
@@ -158,7 +158,7 @@ async fn an_unconfirmed_grant_costs_one_window() {
     assert!((ms(250)..ms(900)).contains(&took), "{took:?}");
 }
 
-/// Waiters whose processes are gone are skipped, 64 by each script.
+/// Waiters whose processes have ended are skipped, up to 64 by each script.
 #[tokio::test]
 async fn dead_waiters_are_skipped() {
     let server = server();
@@ -182,7 +182,7 @@ async fn dead_waiters_are_skipped() {
     nothing_is_left(&server);
 }
 
-/// A claim that does not wait passes dead waiters like one that waits.
+/// A claim that does not wait passes dead waiters in the same way as one that waits.
 #[tokio::test]
 async fn a_free_lock_with_a_dead_queue_is_not_busy() {
     let server = server();
@@ -287,7 +287,7 @@ async fn ranges_come_from_scripts_only_and_stay_below_time() {
     let evict = Evict::Release;
     assert!(!store.evict(&claim.name, beyond, evict).await);
     assert!(store.evict(&claim.name, last, evict).await);
-    // A counter ahead of the time gives single tokens.
+    // A counter that is ahead of the time gives single tokens.
     let _: String = server
         .command(&["SET", "fencelock:counter", "8000000000000000"])
         .unwrap();
@@ -302,7 +302,7 @@ async fn a_hand_over_takes_two_commands() {
     let before = commands(&server);
     cycle(&stores, 500).await;
     let spent = commands(&server) - before;
-    // 1000 grants, a few turns at the begin and the end, and the counting itself.
+    // 1000 grants, a few turns at the beginning and at the end, and the counting itself.
     assert!(spent <= 2 * 1000 + 20, "{spent} commands for 1000 grants");
 }
 

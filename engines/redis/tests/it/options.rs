@@ -1,4 +1,4 @@
-//! Typed options and own clients: they lock what a URL locks, and what they say is used.
+//! Typed options and own clients lock the same locks as a URL, and their settings take effect.
 
 use fencelock_core::engine::Standing;
 use fencelock_core::{Engine, Error, LockName};
@@ -8,7 +8,7 @@ use fencelock_testbed::{Redis as Server, RedisCluster, RedisSentinel};
 use crate::redlock::nodes::{Nodes, age, open as open_redlock, url};
 use crate::support::{Store, ms, open};
 
-/// A lock that `options` take is held for who looks by the URL.
+/// A lock that was taken with `options` is held for a client that uses the URL.
 async fn locks_for(options: Options, url: &str) -> Store {
     let (one, two) = (
         Store::new(Redis::connect(options).await.unwrap()),
@@ -67,7 +67,7 @@ async fn an_own_client_brings_its_credentials() {
     ))))
     .await;
     assert!(matches!(error, Error::Refused { .. }), "{error}");
-    // What the client says is not said again.
+    // A setting of the own client cannot also be given as an option.
     for (options, word) in [
         (Options::from_client(own.clone()).user("me"), "user"),
         (Options::from_client(own.clone()).password("x"), "password"),

@@ -1,4 +1,4 @@
-//! An old file of a server is restored: it has lost what it acknowledged since.
+//! An old file of a server is restored: the server has lost what it acknowledged since then.
 
 use fencelock_core::engine::Leave;
 use fencelock_core::{Engine, Token};
@@ -50,7 +50,7 @@ async fn tokens_still_grow_after_a_snapshot_was_restored() {
     drill(
         Server::start().unwrap(),
         |server| server.command(&["SAVE"]).unwrap(),
-        // It is killed, so it has only that file.
+        // The server is killed, so it has only that file.
         |server| server.restart().unwrap(),
     )
     .await;

@@ -1,4 +1,4 @@
-//! Opening a store with Sentinels: their own users, the documented rights, and TLS. Fail-overs are in `failover`.
+//! Opening a store with Sentinels: separate users, the documented rights, and TLS. Fail-overs are in `failover`.
 
 use std::time::Instant;
 
@@ -90,7 +90,7 @@ async fn a_hung_sentinel_of_three_stops_nothing() {
 async fn tls_to_sentinels_and_servers() {
     let group = RedisSentinel::builder().tls().start().unwrap();
     let all = || group.servers().iter().chain(group.sentinels());
-    // Each has its own authority; one file may contain several.
+    // Each has its own authority. One file may contain several.
     let bundle = group.servers()[0].dir().join("all.crt");
     let authorities: Vec<String> = all()
         .map(|server| std::fs::read_to_string(server.ca()).unwrap())

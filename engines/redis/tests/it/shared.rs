@@ -53,7 +53,7 @@ async fn readers_hold_together_and_a_writer_waits() {
     nothing_is_left(&server);
 }
 
-/// A waiting writer whose process died delays readers by two of its claim windows, not until all readers are gone.
+/// A waiting writer whose process has died delays readers by two of its claim windows, not until all readers have gone.
 #[tokio::test]
 async fn a_dead_waiting_writer_does_not_block_readers() {
     let server = server();
@@ -105,7 +105,7 @@ async fn a_live_waiting_writer_is_not_overtaken_by_readers() {
     }
 }
 
-/// A model found this: the late renewal of a reader cut the lease of the next writer from 30 s to 0.2 s.
+/// A model found this bug: the late renewal of a reader shortened the lease of the next writer from 30 s to 0.2 s.
 #[tokio::test]
 async fn a_late_renewal_of_a_reader_does_not_touch_the_writer() {
     let server = server();

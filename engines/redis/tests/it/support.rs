@@ -1,4 +1,4 @@
-//! What the tests share: stores, claims, and short forms of calls.
+//! What the tests share: stores, claims, and short functions for calls.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -33,7 +33,10 @@ pub(crate) async fn refused(url: &str) -> Error {
 pub(crate) async fn until(what: &str, mut done: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !done() {
-        assert!(begin.elapsed() < Duration::from_secs(15), "in vain: {what}");
+        assert!(
+            begin.elapsed() < Duration::from_secs(15),
+            "timed out: {what}"
+        );
         tokio::time::sleep(ms(2)).await;
     }
 }
@@ -62,7 +65,7 @@ pub(crate) fn server() -> fencelock_testbed::Redis {
     fencelock_testbed::Redis::start().unwrap()
 }
 
-/// How often the server received a command.
+/// How many times the server received a command.
 pub(crate) fn calls(server: &fencelock_testbed::Redis, command: &str) -> u64 {
     let stats: String = server.command(&["INFO", "commandstats"]).unwrap();
     let begin = format!("cmdstat_{command}:calls=");
@@ -76,7 +79,7 @@ pub(crate) const fn ms(millis: u64) -> Duration {
 }
 
 impl Store<Redis> {
-    /// A claim that waits, for 30 s, recorded: by script.
+    /// A recorded claim that waits, for 30 s: it uses a script.
     pub(crate) fn claim(&self, name: &str) -> Claim {
         Claim::new(self.ids.next(), "tester", LockName::new(name).unwrap()).record(true)
     }
@@ -96,7 +99,7 @@ impl Store<Redis> {
         })
     }
 
-    /// For how many ms more the server keeps the lock.
+    /// How many more milliseconds the server keeps the lock.
     pub(crate) fn pttl(server: &fencelock_testbed::Redis, name: &str) -> i64 {
         server.command(&["PTTL", name]).unwrap()
     }

@@ -1,4 +1,4 @@
-//! Takes and releases that come together and go out in batches: they keep every promise of a request that goes alone.
+//! Takes and releases that start together go out in batches. They keep every promise of a single request.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -50,7 +50,7 @@ async fn a_hundred_claims_need_few_requests() {
     for _ in 0..3 {
         let before = calls(&server, "incrby");
         let mut tokens = hold_all(&store, &claims).await;
-        // Four alone, and four batches of the others.
+        // Four single requests, and four batches of the others.
         assert_eq!(calls(&server, "incrby") - before, 8);
         tokens.sort_unstable();
         tokens.dedup();
@@ -90,7 +90,7 @@ async fn each_claim_of_a_batch_has_an_answer_of_its_own() {
             _ => assert!(matches!(placed, Ok(Standing::Held(_))), "{placed:?}"),
         }
     }
-    // Of what is released now, one lock has a waiter, one is lost, and one was overwritten with another type.
+    // Of the locks that are released now, one has a waiter, one is lost, and one was overwritten with another type.
     let waiter = other.claim("n/12");
     let place = other.waits(&waiter).await;
     let _: i64 = server.command(&["DEL", "n/13", "n/14"]).unwrap();
@@ -144,26 +144,26 @@ async fn a_batch_whose_tokens_fail_keeps_no_lock() {
         .unwrap();
     let claims = plain(&store, 30);
     for placed in place_all(&store, &claims).await {
-        // So it is withdrawn.
+        // So the claim is withdrawn.
         assert!(placed.unwrap_err().is_retryable());
     }
     assert!(withdraw_all(&store, &claims).await.iter().all(released));
     nothing_is_left(&server);
 }
 
-/// A claim that was given up before its request was sent must not come to hold after its withdrawal.
+/// A claim that was given up before its request was sent must not hold after its withdrawal.
 #[tokio::test]
 async fn a_take_that_was_given_up_is_not_sent_after_its_withdrawal() {
     let server = server();
     let store = open(&server.url()).await;
     for polls in 0..8 {
         let claims = plain(&store, 40);
-        // Fused, since one that is answered is polled again.
+        // Fused, since a future that has its answer is polled again.
         let place = |claim| store.engine.place(claim).fuse();
         let mut placing: Vec<_> = claims.iter().map(place).collect();
         for _ in 0..polls {
             for placing in &mut placing {
-                // They are given up whether they are answered or not.
+                // They are given up whether or not they have an answer.
                 drop(placing.now_or_never());
             }
             tokio::task::yield_now().await;
@@ -180,7 +180,7 @@ async fn a_take_that_was_given_up_is_not_sent_after_its_withdrawal() {
     }
 }
 
-/// As the test before, with callers on several threads.
+/// As the previous test, with callers on several threads.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn takes_given_up_on_other_threads_leave_nothing() {
     let server = server();
@@ -202,7 +202,7 @@ async fn takes_given_up_on_other_threads_leave_nothing() {
     nothing_is_left(&server);
 }
 
-/// Everything under way or in line fails, is in doubt, and is withdrawn.
+/// All requests that are in flight or queued fail, are in doubt, and are withdrawn.
 #[tokio::test]
 async fn a_hung_server_puts_every_claim_in_doubt() {
     let server = server();
@@ -216,7 +216,7 @@ async fn a_hung_server_puts_every_claim_in_doubt() {
     for placed in place_all(&store, &claims).await {
         assert!(placed.unwrap_err().is_retryable());
     }
-    // Two response timeouts end the connection; what is in line then fails at once.
+    // Two response timeouts end the connection. Then queued requests fail at once.
     assert!(begin.elapsed() < ms(2500), "{:?}", begin.elapsed());
     server.resume().unwrap();
     let begin = Instant::now();
@@ -228,7 +228,7 @@ async fn a_hung_server_puts_every_claim_in_doubt() {
     nothing_is_left(&server);
 }
 
-/// The response timeout of a request does not begin before it has a place in the driver's buffer.
+/// The response timeout of a request begins only when it has a place in the driver's buffer.
 #[tokio::test]
 async fn many_requests_at_once_are_not_late() {
     let server = server();
@@ -247,7 +247,7 @@ async fn many_requests_at_once_are_not_late() {
 /// By name.
 type Histories = Arc<Mutex<BTreeMap<String, Vec<Stay>>>>;
 
-/// Takes locks and releases them until it is told to stop.
+/// Takes locks and releases them until the test stops it.
 async fn work(
     client: Client,
     stop: Arc<AtomicBool>,
@@ -275,7 +275,7 @@ async fn work(
         if fastrand::u8(..) < 8 {
             tokio::time::sleep(ms(fastrand::u64(..20))).await;
         }
-        // In this order: a grant that is valid now was valid at the time before.
+        // In this order: a grant that is valid now was also valid at the earlier time.
         let to = Clock::Boot.now();
         if guard.is_valid() {
             let nanos = BootInstant::as_nanos;
@@ -310,7 +310,7 @@ async fn client(url: &str) -> Client {
     Client::new(Arc::new(engine)).unwrap()
 }
 
-/// One of the bad days.
+/// One of the faults.
 async fn fault(which: usize, server: &mut Server, proxy: &Proxy) {
     let a_moment = || tokio::time::sleep(ms(fastrand::u64(1..60)));
     match which % 7 {
@@ -322,7 +322,7 @@ async fn fault(which: usize, server: &mut Server, proxy: &Proxy) {
             proxy.reset();
         }
         2 => {
-            // What was held runs late, also after its connection was replaced.
+            // Held requests run late, even after their connection was replaced.
             proxy.requests(Flow::Hold);
             tokio::time::sleep(ms(fastrand::u64(1..500))).await;
             proxy.requests(Flow::Pass);
@@ -339,14 +339,15 @@ async fn fault(which: usize, server: &mut Server, proxy: &Proxy) {
         }
         5 => drop(server.command::<String>(&["SCRIPT", "FLUSH"]).unwrap()),
         _ => {
-            // It kept nothing: after the longest lease it grants again (restart-delay).
+            // The server kept nothing. After the longest lease it grants again (restart-delay).
             server.restart_empty().unwrap();
         }
     }
     a_moment().await;
 }
 
-/// Many workers on one client, whose requests go in batches, and a few on another, whose requests go alone, on the same names.
+/// Many workers use one client, whose requests go in batches. A few workers use another client, whose requests go
+/// alone. All use the same names.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bad_days_give_no_token_twice_and_no_lock_to_two() {
     let mut server = server();

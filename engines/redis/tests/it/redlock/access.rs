@@ -46,7 +46,7 @@ async fn each_node_may_have_credentials_of_its_own() {
     })
     .await;
     store.release(&claim).await;
-    // Two nodes that refuse count as down; three are an error.
+    // Two nodes that refuse count as down. Three are an error.
     let wrong = url
         .replace(":e%3Af@", ":wrong-secret@")
         .replace(":a%2Cb@", "");
@@ -75,7 +75,7 @@ async fn a_server_named_twice_is_refused() {
     assert!(error.to_string().contains("the same server"), "{error}");
 }
 
-/// One node refuses, which is final; the others are slow, which is not.
+/// One node refuses, which is final. The others are slow, which is not final.
 #[tokio::test]
 async fn slow_nodes_are_not_final_when_too_few_refuse() {
     let nodes = Nodes::start();
@@ -173,7 +173,7 @@ async fn the_documented_rights_suffice() {
 #[tokio::test]
 async fn tls_to_every_node() {
     let servers = Group::start_each(3, |_| Redis::builder().tls()).unwrap();
-    // Each has its own authority; one file may contain several.
+    // Each node has its own authority. One file may contain several.
     let bundle = servers.nodes()[0].dir().join("all.crt");
     let all = servers.nodes().iter().map(Redis::ca);
     let all: Vec<String> = all.map(|ca| std::fs::read_to_string(ca).unwrap()).collect();

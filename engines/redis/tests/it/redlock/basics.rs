@@ -63,7 +63,7 @@ async fn concurrent_requests_go_out_together_and_in_order() {
         for standing in placed {
             assert!(matches!(standing, Ok(Standing::Held(_))), "{standing:?}");
         }
-        // One reading of the clock for all, and some in the background.
+        // One reading of the clock for all requests, and some in the background.
         let looked = calls(&nodes.servers[0], "time") - before;
         assert!(first || (1..=8).contains(&looked), "{looked}");
         let released = claims
@@ -73,7 +73,7 @@ async fn concurrent_requests_go_out_together_and_in_order() {
             assert_eq!(withdrawn.unwrap(), Withdrawn::Released);
         }
     }
-    // These futures are dropped; the withdrawals still come after the requests.
+    // These futures are dropped. Their withdrawals still come after their requests.
     for claim in &claims {
         assert!(store.engine.place(claim).now_or_never().is_none());
         let withdrawn = store.engine.withdraw(claim, Leave::Abandon).await;
@@ -215,7 +215,7 @@ async fn promises_follow_the_options() {
     assert!(promises.limits.is_empty(), "{:?}", promises.limits);
 }
 
-/// After a split vote the first node is asked alone; the claim that gets it also gets the others.
+/// After a split vote the first node is asked alone. The claim that gets it also gets the others.
 #[tokio::test]
 async fn with_a_gate_a_contended_lock_is_granted_soon() {
     let nodes = Nodes::start();

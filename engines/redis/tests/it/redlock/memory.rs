@@ -18,7 +18,7 @@ fn not_granted(standing: &Result<Standing>) {
     assert!(refused, "{standing:?}");
 }
 
-/// New nodes may have forgotten locks: they wait, and the error says so.
+/// New nodes may have forgotten locks, so they wait. The error says so.
 #[tokio::test]
 async fn fresh_nodes_do_not_vote_before_the_longest_lease_is_over() {
     let nodes = Nodes::start_fresh(Redis::builder);
@@ -34,7 +34,7 @@ async fn fresh_nodes_do_not_vote_before_the_longest_lease_is_over() {
     let (claim, _) = store.take("a").await;
     assert!(begin.elapsed() >= DELAY, "{:?}", begin.elapsed());
     store.release(&claim).await;
-    // They vote for later clients at once.
+    // Now they vote at once for later clients.
     let other = nodes.open().await;
     assert!(!other.is_busy("a").await);
 }
@@ -71,7 +71,7 @@ async fn two_of_five_may_die_and_three_may_come_back() {
     store.release(&claim).await;
 }
 
-/// A quorum of new nodes suffices; the other nodes may come later, one by one.
+/// A quorum of new nodes is enough. The other nodes may join later, one by one.
 #[tokio::test]
 async fn a_quorum_of_new_nodes_begins() {
     let mut nodes = Nodes::start();
@@ -81,7 +81,7 @@ async fn a_quorum_of_new_nodes_begins() {
     let store = nodes.open().await;
     let (claim, first) = store.take("a").await;
     store.release(&claim).await;
-    // The others come later, and learn the counters of these.
+    // The other nodes join later, and learn the counters of these.
     for node in [0, 3] {
         nodes.servers[node].restart_empty().unwrap();
     }
@@ -95,8 +95,8 @@ async fn a_quorum_of_new_nodes_begins() {
     store.release(&claim).await;
 }
 
-/// One client holds at A, B and C; C is restarted without memory; another client asks C, D and E. `delayed`: C must wait
-/// before it votes. Returns the standing of the other client.
+/// One client holds at A, B and C. C is restarted without memory. Another client asks C, D and E. `delayed`: C must
+/// wait before it votes. Returns the answer to the other client.
 async fn restart_of_c(delayed: bool) -> (Store, Claim, Grant, Result<Standing>) {
     let mut nodes = Nodes::start();
     let open = async |url: &str| {
@@ -135,7 +135,7 @@ async fn without_delayed_restart_there_are_two_holders() {
     let Ok(Standing::Held(second)) = standing else {
         panic!("there is no second holder: {standing:?}");
     };
-    // Even then the tokens are in order, so that a fence refuses the first holder.
+    // Even then the tokens are in order, so a fence refuses the first holder.
     assert!(second.tokens.first > grant.tokens.first);
 }
 
@@ -177,7 +177,7 @@ async fn a_clock_that_jumps_gives_no_second_holder() {
     two.release(&claim).await;
 }
 
-/// A node that is emptied while it runs is noticed by its counters.
+/// The counters of a node show that it was emptied while it was running.
 #[tokio::test]
 async fn an_emptied_node_does_not_vote() {
     let nodes = Nodes::start();
@@ -220,8 +220,8 @@ async fn a_restarted_node_learns_the_counters_of_the_others() {
     assert!(highest >= Some(last), "{highest:?} below {last}");
 }
 
-/// The clocks of all nodes are set right after their start, so that they report an uptime of an hour. Tested with a client
-/// that was connected before, with a new one, and with nodes that have their memory.
+/// The clocks of all nodes are corrected right after their start, so that they report an uptime of an hour. The test
+/// uses a client that was connected before, a new client, and nodes that have their memory.
 #[tokio::test]
 async fn a_clock_that_is_set_after_the_start_gives_no_early_vote() {
     let shim = ClockShim::new().unwrap();
@@ -242,7 +242,7 @@ async fn a_clock_that_is_set_after_the_start_gives_no_early_vote() {
         after.release(&claim).await;
         let (claim, _) = before.take("a").await;
         before.release(&claim).await;
-        // They vote, so later clients need not wait.
+        // The nodes vote, so later clients need not wait.
         let late = nodes.open().await;
         let placed = late.engine.place(&late.claim("b")).await;
         assert!(matches!(placed, Ok(Standing::Held(_))), "{placed:?}");
@@ -256,7 +256,7 @@ async fn a_clock_that_is_set_after_the_start_gives_no_early_vote() {
     }
 }
 
-/// The wait of a node goes on over several short-lived clients.
+/// The wait of a node continues over several short-lived clients.
 #[tokio::test]
 async fn clients_of_one_machine_share_the_wait() {
     let nodes = Nodes::start_fresh(Redis::builder);
@@ -273,7 +273,7 @@ async fn clients_of_one_machine_share_the_wait() {
     assert_eq!(first(), seen);
 }
 
-/// An old file of one node is restored: it has lost what it acknowledged since.
+/// An old file of one node is restored: the node has lost what it acknowledged since then.
 #[tokio::test]
 async fn tokens_still_grow_after_a_node_was_restored() {
     let mut nodes = Nodes::start_fresh(|| Redis::builder().append_only("always"));
@@ -304,7 +304,7 @@ async fn tokens_still_grow_after_a_node_was_restored() {
         run.is_some_and(|run| info.contains(&format!("run_id:{run}")))
     })
     .await;
-    // Two others are down, so its vote is needed.
+    // Two other nodes are down, so its vote is needed.
     for node in [0, 1] {
         nodes.servers[node].kill9();
     }

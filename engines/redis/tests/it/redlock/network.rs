@@ -49,8 +49,8 @@ async fn lost_replies_and_late_requests_hold_nothing_for_long() {
     nodes.await_free("a", &ALL).await;
 }
 
-/// A client that pauses between its requests and the replies for longer than the lease has a grant that has ended, and a
-/// token of its own; after a shorter pause it may go on.
+/// A client pauses between its requests and the replies. After a pause longer than the lease its grant has ended, and
+/// its token is its own. After a shorter pause it may continue.
 #[tokio::test]
 async fn a_pause_in_the_middle_of_an_acquisition_uses_up_the_lease() {
     let nodes = Nodes::start();
@@ -70,7 +70,7 @@ async fn a_pause_in_the_middle_of_an_acquisition_uses_up_the_lease() {
                 nodes.values("a").iter().flatten().count() >= 3
             })
             .await;
-            // The whole process pauses; its clock goes on.
+            // The whole process pauses, and its clock continues.
             std::thread::sleep(pause);
             nodes
                 .proxies
@@ -93,7 +93,7 @@ async fn a_pause_in_the_middle_of_an_acquisition_uses_up_the_lease() {
             }
             assert!(last < Some(grant.tokens.first));
             last = Some(grant.tokens.first);
-            // Late requests of the first claim do not end the second.
+            // Late requests of the first claim do not end the second claim.
             while far.engine.withdraw(&claim, Leave::Release).await.is_err() {}
             near.kept(&next, grant.tokens.first).await;
             near.release(&next).await;
@@ -116,7 +116,7 @@ fn long(store: &Store, name: &str) -> Claim {
     store.claim(name).ttl(LONG).record(true)
 }
 
-/// Takes the lock at all five nodes: at first some may not be connected yet.
+/// Takes the lock at all five nodes. At first some nodes may not be connected yet.
 async fn held_at_all(nodes: &Nodes, store: &Store) -> (Claim, Token) {
     let begin = Instant::now();
     loop {
@@ -144,7 +144,7 @@ async fn soon_seen(store: &Store, claim: &Claim) -> LockView {
 }
 
 /// One claim holds at all five nodes, and its release does not reach the first node. Another claim gets the lock at the
-/// other four, of which two stop answering.
+/// other four nodes. Then two of these stop answering.
 #[tokio::test]
 async fn only_answers_vote_on_who_holds() {
     let nodes = Nodes::start();
@@ -161,8 +161,8 @@ async fn only_answers_vote_on_who_holds() {
     let second = long(&two, "a");
     let second_token = two.held(&second).await.tokens.first;
     nodes.await_held("a", 5).await;
-    // Counters of nodes begin apart, and a quorum that agrees leaves the fifth as it is. So one vote may be for another token;
-    // that node is the one that is not resumed at first, so that the other three decide.
+    // The counters of the nodes differ at first, and a quorum that agrees does not change the fifth one. So one vote
+    // may be for another token. That node is not resumed at first, so that the other three decide.
     let word = format!(":{second_token}:");
     let values = nodes.values("a");
     let of_another_token = |node: &usize| {
@@ -185,7 +185,7 @@ async fn only_answers_vote_on_who_holds() {
 
     nodes.servers[away].pause().unwrap();
     nodes.servers[back].pause().unwrap();
-    // One vote for the released grant, and two for the other: neither is a quorum.
+    // One vote is for the released grant, and two are for the other one: neither is a quorum.
     for sequencer in [&released, &holding] {
         let error = client.check(sequencer).await.unwrap_err();
         assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
@@ -213,7 +213,7 @@ async fn only_answers_vote_on_who_holds() {
         "{attested:?}"
     );
 
-    // Three nodes that agree suffice.
+    // Three nodes that agree are enough.
     nodes.servers[back].resume().unwrap();
     let view = soon_seen(&looks, &first).await;
     assert_eq!(view.holders.len(), 1, "{view:?}");
