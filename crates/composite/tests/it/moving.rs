@@ -442,7 +442,7 @@ async fn one_record_is_enough_and_none_is_no_beginning() {
     };
     let client = lost.client().await;
     token(&client, "x").await;
-    // It may be a different store. An administrator who knows that it is not says so, and the next step writes its
+    // It may be a different store. An administrator must confirm that it is the same one. Then the next step writes its
     // record again.
     let refused = lost.migration().finish(&How::new("test")).await;
     assert!(matches!(refused, Err(Error::Config { .. })), "{refused:?}");
