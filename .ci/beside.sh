@@ -2,13 +2,13 @@
 
 output=$(mktemp -d)
 declare -A running
-beside() { # NAME COMMAND...: the command, in a process group of its own, so that all of it can be ended.
+beside() { # NAME COMMAND...: runs it in its own process group, so that all of it can be ended.
     set -m
     "${@:2}" >"$output/$1" 2>&1 &
     running[$1]=$!
     set +m
 }
-await() { # NAME: until it has ended. Prints what it printed.
+await() { # NAME: waits until it has ended, and prints its output.
     local status=0
     wait "${running[$1]}" || status=$?
     unset "running[$1]"

@@ -135,13 +135,13 @@ type Histories = Arc<Mutex<BTreeMap<String, Vec<Stay>>>>;
 
 struct Bed {
     group: Group,
-    /// For each half of the processes a proxy to each node.
+    /// For each half of the processes a proxy before each node.
     proxies: [Vec<Proxy>; 2],
     workers: Vec<Worker>,
     readers: Vec<thread::JoinHandle<()>>,
     histories: Histories,
     count: Arc<AtomicUsize>,
-    /// How often each fault was made.
+    /// How many times each fault was injected.
     injected: BTreeMap<&'static str, usize>,
     random: fastrand::Rng,
 }
@@ -157,7 +157,7 @@ fn no_fault_grants_twice() {
     while bed.count.load(Ordering::SeqCst) < wanted || rounds < 4 {
         assert!(
             begin.elapsed() < Duration::from_secs(30 + wanted as u64 / 10),
-            "it goes on too slowly: {} grants",
+            "it is too slow: {} grants",
             bed.count.load(Ordering::SeqCst)
         );
         bed.forget_or_jump(rounds);
@@ -212,7 +212,7 @@ impl Bed {
                     let numbers: Vec<u64> =
                         rest.split(' ').map(|text| text.parse().unwrap()).collect();
                     let [token, asked, from, to] = numbers[..] else {
-                        panic!("a worker said {line:?}");
+                        panic!("a worker printed {line:?}");
                     };
                     let mut all = histories.lock().unwrap();
                     let stay = Stay {

@@ -111,7 +111,7 @@ async fn a_client_deletes_keys_that_a_snapshot_brought_back() {
 
 /// A user with read access can only look.
 #[tokio::test]
-async fn looking_writes_nothing() {
+async fn inspection_writes_nothing() {
     let etcd = Etcd::start().unwrap();
     let watcher = client(&etcd).await;
     watcher.list("").await.unwrap();

@@ -230,7 +230,7 @@ async fn after_a_restart_nothing_is_granted_until_the_delay_is_over() {
     assert!(clock.now().since(before) >= ms(1000));
 }
 
-/// A link leads to the server's socket, so that another server can be put in its place.
+/// A link leads to the server's socket, so that another server can take its place.
 #[tokio::test]
 async fn a_server_that_replaces_another_grants_nothing_until_the_delay_is_over() {
     let start = || Server::builder().unix_socket().start().unwrap();

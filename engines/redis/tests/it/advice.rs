@@ -35,7 +35,7 @@ async fn judged(server: &Server) -> (Durability, Vec<String>) {
     (promises.durability, limits)
 }
 
-/// Whether a lock is granted twice: before and after a crash of the server and a start with the same command line.
+/// Whether a lock is granted twice: before a crash of the server, and after a start with the same command line.
 async fn granted_twice(server: &mut Server) -> bool {
     let store = open(&server.url()).await;
     store.held(&store.claim("a")).await;
@@ -71,7 +71,7 @@ async fn advised_settings_survive_a_crash() {
     assert_eq!(durability, Durability::Durable);
 }
 
-/// The append-only file was on from the start; its flushing was set later.
+/// The append-only file was on from the start. Its flushing was set later.
 #[tokio::test]
 async fn one_of_two_settings_may_survive() {
     let server = Server::builder().append_only("everysec").start().unwrap();

@@ -1,4 +1,4 @@
-//! One claim or two.
+//! Tests with one or two claims.
 
 use fencelock_core::engine::{Evict, Renewal, Standing, Withdrawn};
 use fencelock_core::{Engine, Error, Token};

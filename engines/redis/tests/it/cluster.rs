@@ -12,7 +12,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::support::{ms, open, refused, server};
 
-/// These share one cluster, and use different names.
+/// These tests share one cluster, and use different names.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn slots() {
     let cluster = RedisCluster::start(3, 0, 60_000, None).unwrap();
@@ -176,7 +176,7 @@ async fn a_user_with_the_least_rights(cluster: &RedisCluster) {
         let log: Vec<redis::Value> = node.command(&["ACL", "LOG"]).unwrap();
         assert!(log.is_empty(), "{log:?}");
     }
-    // A user who may not publish or subscribe gets an error before it waits.
+    // A user who may not publish or subscribe gets an error before the wait.
     for right in ["+spublish", "+ssubscribe"] {
         user(&LEAST.replace(right, ""));
         let store = open(&url).await;
@@ -331,7 +331,7 @@ async fn a_silent_channel_connection_is_replaced() {
     assert!(failed > 0);
 }
 
-/// With TLS and certificates, by the URL and by redirections.
+/// With TLS and certificates, both by the URL and by redirections.
 #[cfg(feature = "tls")]
 #[tokio::test]
 async fn a_cluster_with_tls() {

@@ -17,7 +17,7 @@ struct Locks {
     free: Store,
     /// A waiter with its place: the release of the holder pushes to it.
     pushed: (Claim, Claim, Place),
-    /// A waiter behind a holder that is withdrawn.
+    /// A waiter whose holder is withdrawn.
     withdrawn: (Claim, Claim),
     evicted: (Claim, Token),
     /// A reader, followed by another one that is admitted.
@@ -30,7 +30,7 @@ struct Locks {
 
 impl Locks {
     async fn new(gated: Store, free: Store, server: &Server) -> Self {
-        // The server was started recently.
+        // The server was started a short time ago.
         let first = gated.claim("first");
         gated.lock(&first).await;
         let holder = async |name: &str| {
@@ -101,7 +101,7 @@ impl Locks {
 
         let (holder, pushed, place) = &self.pushed;
         assert_eq!(free.release(holder).await, Withdrawn::Released);
-        // The push comes before this reply.
+        // The push arrives before this reply.
         assert_eq!(self.holders("push").await, [pushed.id.to_string()]);
         let changed = gated.engine.wait(pushed, place);
         let changed = tokio::time::timeout(Duration::from_secs(5), changed).await;
@@ -204,7 +204,7 @@ async fn after_a_restart_nothing_is_granted_before_the_delay_is_over() {
     locks.are_granted_from(before + delay).await;
 }
 
-/// Nobody holds the lock, and a waiter that gives up learns why it was not granted.
+/// No claim holds the lock, and a waiter that gives up learns why it was not granted.
 #[tokio::test]
 async fn a_waiter_learns_that_the_delay_is_not_over() {
     let server = Server::start().unwrap();

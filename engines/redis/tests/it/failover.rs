@@ -96,7 +96,7 @@ async fn work(store: Store, name: String, stop: Arc<AtomicBool>, stays: Arc<Mute
         let claim = store.claim(&name).ttl(TTL);
         let grant = store.lock(&claim).await;
         let from = Clock::Boot.now();
-        // A client counts on a little less than the lease.
+        // A client relies on a little less than the lease.
         let ends = grant.counted_from + grant.lease.mul_f64(0.98);
         // Some locks are held to the end of the lease, so that a fail-over meets a holder.
         let held = if fastrand::u8(..4) == 0 {
@@ -109,7 +109,7 @@ async fn work(store: Store, name: String, stop: Arc<AtomicBool>, stays: Arc<Mute
         if to > from {
             stays.lock().unwrap().push(Stay {
                 token: grant.tokens.first.get(),
-                // Grants come in the order of their tokens.
+                // Grants arrive in the order of their tokens.
                 asked: from.as_nanos(),
                 from: from.as_nanos(),
                 to: to.as_nanos(),
@@ -125,7 +125,7 @@ async fn work(store: Store, name: String, stop: Arc<AtomicBool>, stays: Arc<Mute
     }
 }
 
-/// Kills the master again and again under load; every second time it is cut off from its replicas first.
+/// Kills the master again and again under load. Every second time the master is first cut off from its replicas.
 async fn fail_over(group: &mut RedisSentinel, load: &Load) {
     for round in 0..count() {
         load.goes_on(3).await;
@@ -252,7 +252,7 @@ async fn too_few_replicas_are_an_error_and_leave_nothing() {
     assert!(error.to_string().contains("0 of 2 replicas"), "{error}");
 }
 
-/// A master of a cluster dies, and slots move, under load. A grant counts only when the replica has it.
+/// A master of a cluster dies, and slots move, under load. A grant counts only after the replica has it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn in_a_cluster_neither_a_lost_master_nor_a_moved_slot_grants_twice() {
     let mut cluster = RedisCluster::start(3, 1, 1000, None).unwrap();

@@ -157,7 +157,7 @@ async fn a_restart_with_memory_changes_nothing() {
     assert!(store.granted(&second, &place).await.tokens.first > token);
 }
 
-/// Whether a withdrawal was answered, but an earlier request of the claim may still take effect.
+/// Whether a withdrawal got an answer although an earlier request of the claim may still take effect.
 fn may_take_effect(withdrawn: &Result<Withdrawn, Error>) -> bool {
     let why = "an earlier request may still take effect";
     matches!(withdrawn, Err(error) if error.is_away() && error.to_string().contains(why))
@@ -197,7 +197,7 @@ async fn a_late_request_leaves_no_holder() {
         let error = store.engine.place(&claim).await.unwrap_err();
         assert!(error.is_retryable(), "{error}");
         if round % 2 == 0 {
-            // Long enough for the connection to be replaced.
+            // Long enough that the connection is replaced.
             for _ in 0..4 {
                 assert!(store.engine.withdraw(&claim, Leave::Release).await.is_err());
             }
@@ -206,8 +206,8 @@ async fn a_late_request_leaves_no_holder() {
         withdraw_finally(&store, &claim).await;
         let holds = || server.command::<i64>(&["EXISTS", &name]).unwrap();
         assert_eq!(holds(), 0, "{name} is held");
-        // When this is answered over the proxy, every delayed request has arrived, except over connections that the server
-        // has ended.
+        // When the proxy returns the answer to this, every delayed request has arrived, except over connections that
+        // the server has ended.
         store.look(&claim.name).await;
         assert_eq!(holds(), 0, "{name} is held later");
     }
@@ -235,7 +235,7 @@ async fn without_the_right_to_end_connections_a_withdrawal_is_not_final() {
     proxy.answers(Flow::Pass);
     proxy.reset();
     let begin = Instant::now();
-    // Until the connection is replaced.
+    // Wait until the connection is replaced.
     while !may_take_effect(&store.engine.withdraw(&claim, Leave::Release).await) {
         assert!(begin.elapsed() < Duration::from_secs(10));
     }
@@ -259,7 +259,7 @@ async fn a_grant_does_not_end_an_earlier_request() {
     let mut withdrawn = withdraw().await;
     assert!(may_take_effect(&withdrawn), "{withdrawn:?}");
     assert_eq!(server.command::<i64>(&["EXISTS", "e"]).unwrap(), 0);
-    // After twice the lease, a key that it had set would be gone.
+    // After twice the lease, a key from that request would have expired.
     while withdrawn.as_ref().is_err_and(Error::is_retryable) {
         assert!(begin.elapsed() < Duration::from_secs(10));
         tokio::time::sleep(ms(20)).await;
@@ -268,7 +268,7 @@ async fn a_grant_does_not_end_an_earlier_request() {
     assert_eq!(withdrawn.unwrap(), Withdrawn::Expired);
 }
 
-/// A later request without a reply, over a connection that still exists, does not replace the earlier one.
+/// A later unanswered request, over a connection that still exists, does not replace the earlier one.
 #[tokio::test]
 async fn two_unanswered_requests_are_both_remembered() {
     let server = server_without_kill();
@@ -290,7 +290,7 @@ async fn two_unanswered_requests_are_both_remembered() {
     assert!(may_take_effect(&withdrawn), "{withdrawn:?}");
 }
 
-/// Concurrent withdrawals all try to end the same connections, and fail.
+/// Concurrent withdrawals all try to end the same connections, without success.
 #[tokio::test]
 async fn concurrent_withdrawals_are_not_mistaken_for_final() {
     let server = server_without_kill();
@@ -355,7 +355,8 @@ async fn too_few_replicas_break_no_connection() {
     assert_eq!(calls(&server, "client|id"), before);
 }
 
-/// A message over the new connection may announce a grant that a reply over the old one already has.
+/// A message over the new connection may announce a grant that an earlier reply over the old connection already
+/// contains.
 #[tokio::test]
 async fn a_hold_is_not_released_after_a_reconnect() {
     let server = server();
@@ -376,7 +377,7 @@ async fn a_hold_is_not_released_after_a_reconnect() {
         assert_eq!(heard, 1);
     }
     for _ in 0..20 {
-        // The replies come after the message, and after the withdrawal if it caused one.
+        // The replies arrive after the message, and after the withdrawal if the message caused one.
         store.look(&claim.name).await;
     }
     store.kept(&claim, token).await;
@@ -396,7 +397,7 @@ async fn the_server_refuses_a_place_after_its_deadline() {
     assert!(store.engine.place(&second).await.is_err());
     tokio::time::sleep(ms(250)).await;
     proxy.requests(Flow::Pass);
-    // When a later request over the same connection is answered, the script has run.
+    // When a later request over the same connection has its answer, the script has run.
     let begin = Instant::now();
     while store.engine.inspect().look(&second.name).await.is_err() {
         assert!(begin.elapsed() < Duration::from_secs(10));

@@ -66,7 +66,7 @@ async fn a_lock_that_was_deleted_is_lost_and_the_queue_goes_on() {
     let place = store.waits(&second).await;
     let _: i64 = server.command(&["DEL", "z"]).unwrap();
     store.lost(&first, token).await;
-    // The renewal that found the loss served the queue.
+    // The renewal that found the loss has served the queue.
     let grant = tokio::time::timeout(ms(300), store.granted(&second, &place)).await;
     assert!(grant.unwrap().tokens.first > token);
     assert_eq!(store.release(&first).await, Withdrawn::NotOwner);

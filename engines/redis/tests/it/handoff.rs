@@ -1,4 +1,4 @@
-//! Hand-over: the queue, pushes, and what happens when a push is lost.
+//! Hand-offs: the queue, pushes, and what happens when a push is lost.
 
 use std::time::{Duration, Instant};
 
@@ -77,7 +77,7 @@ async fn placing_again_keeps_the_place_and_returns_the_grant() {
     assert_eq!(store.waits(&claims[1]).await.ahead, Some(0));
     assert_eq!(store.waits(&claims[2]).await.ahead, Some(1));
     store.release(&claims[0]).await;
-    // Placing the claim again also gives the grant, with the whole lease.
+    // If the claim is placed again, it also gets the grant, with the whole lease.
     let grant = store.held(&claims[1]).await;
     assert_eq!(grant.lease, claims[1].ttl);
     assert!(Store::pttl(&server, "k") > 29_000);
@@ -142,7 +142,7 @@ async fn a_lost_push_delays_only_until_the_recheck() {
     assert_eq!(grant.await.unwrap().lease, second.ttl);
 }
 
-/// A waiter whose process listens but does not take the grant delays the queue by one window.
+/// A waiter whose process listens, but does not take the grant, delays the queue by one window.
 #[tokio::test]
 async fn an_unconfirmed_grant_delays_the_queue_by_one_window() {
     let server = server();
@@ -158,7 +158,7 @@ async fn an_unconfirmed_grant_delays_the_queue_by_one_window() {
     assert!((ms(250)..ms(900)).contains(&took), "{took:?}");
 }
 
-/// Waiters whose processes are gone are skipped, 64 by each script.
+/// Waiters whose processes have ended are skipped, up to 64 by each script.
 #[tokio::test]
 async fn dead_waiters_are_skipped() {
     let server = server();
@@ -287,7 +287,7 @@ async fn ranges_come_from_scripts_only_and_stay_below_time() {
     let evict = Evict::Release;
     assert!(!store.evict(&claim.name, beyond, evict).await);
     assert!(store.evict(&claim.name, last, evict).await);
-    // A counter ahead of the time gives single tokens.
+    // A counter that is ahead of the time gives single tokens.
     let _: String = server
         .command(&["SET", "fencelock:counter", "8000000000000000"])
         .unwrap();

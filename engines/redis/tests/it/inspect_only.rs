@@ -62,7 +62,7 @@ async fn look(url: &str) -> Vec<Finding> {
     }
     assert_eq!(held, 2);
     let findings = engine.inspect().diagnose().await.unwrap();
-    // Such a store can change nothing.
+    // A store that is opened for inspection cannot change anything.
     let name = LockName::new("alone").unwrap();
     let evicted = engine
         .inspect()
@@ -81,7 +81,7 @@ fn says(findings: &[Finding], words: &[&str]) {
     assert!(told, "{words:?}: {findings:#?}");
 }
 
-/// The error contains no hash of a script.
+/// The error must contain no hash of a script.
 fn is_plain(error: &Error) {
     let text = error.to_string();
     let hash = |word: &str| word.len() == 40 && word.chars().all(|c| c.is_ascii_hexdigit());
@@ -90,7 +90,7 @@ fn is_plain(error: &Error) {
 }
 
 #[tokio::test]
-async fn looking_writes_nothing() {
+async fn inspection_writes_nothing() {
     let server = server();
     let engine = connect(&server.url(), true).await.unwrap();
     let name = LockName::new("a").unwrap();
@@ -112,7 +112,7 @@ async fn looking_writes_nothing() {
 }
 
 #[tokio::test]
-async fn a_replica_can_be_looked_at_and_nothing_is_taken_there() {
+async fn a_replica_can_be_inspected_and_nothing_is_taken_there() {
     let (master, replica) = (server(), server());
     let store = open(&master.url()).await;
     hold(&store).await;
@@ -139,7 +139,7 @@ async fn a_replica_can_be_looked_at_and_nothing_is_taken_there() {
 }
 
 #[tokio::test]
-async fn a_full_server_can_be_looked_at_and_is_reported() {
+async fn a_full_server_can_be_inspected_and_is_reported() {
     let server = server();
     let store = open(&server.url()).await;
     hold(&store).await;
@@ -163,7 +163,7 @@ async fn a_full_server_can_be_looked_at_and_is_reported() {
 
 /// The user may run no scripts and use no channels.
 #[tokio::test]
-async fn a_user_who_may_only_read_can_look() {
+async fn a_user_who_may_only_read_can_inspect() {
     let reads = "resetchannels ~* -@all +hello +client|id +info +config|get +time +get +pttl +zrange +hgetall +hmget +scan";
     let server = Server::builder()
         .user("reads", "secret", reads)
@@ -188,7 +188,7 @@ async fn a_user_who_may_only_read_can_look() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_master_without_writes_can_be_looked_at_through_sentinels() {
+async fn a_master_without_writes_can_be_inspected_through_sentinels() {
     let group = RedisSentinel::start().unwrap();
     let store = open(&group.url()).await;
     hold(&store).await;
@@ -211,7 +211,7 @@ async fn a_master_without_writes_can_be_looked_at_through_sentinels() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_full_cluster_can_be_looked_at() {
+async fn a_full_cluster_can_be_inspected() {
     let cluster = RedisCluster::start(3, 0, 1000, None).unwrap();
     let store = open(&cluster.url()).await;
     hold(&store).await;

@@ -84,7 +84,7 @@ async fn a_renewal_names_a_token_of_its_range_and_the_last_one_stays() {
     assert_eq!(shown().await, Some(at(7)));
     store.lost(&claim, at(8)).await;
     store.lost(&claim, Token(tokens.first.get() - 1)).await;
-    // A grant of the fast path has no stored token: the first renewal writes it.
+    // A grant of the fast path has no stored token. The first renewal writes it.
     let claim = store.plain("unrecorded");
     let token = store.held(&claim).await.tokens.first;
     assert!(kept(store.renew(&claim, token).await));
@@ -110,7 +110,7 @@ async fn a_late_give_back_does_not_end_the_next_grant() {
         let before = other.held(&holder).await.tokens.first;
         let place = store.waits(&waiter).await;
         other.release(&holder).await;
-        // Handed over, and not confirmed yet.
+        // The lock is handed over, and the grant is not confirmed yet.
         let token = store.granted(&waiter, &place).await.tokens.first;
         let stored = match holder.name.as_str() {
             "alone" => vec!["GET", "alone"],

@@ -1,4 +1,4 @@
-//! The engines against real servers: each rule of their own, and the fault that it guards against.
+//! The engines on real servers: each of their own rules, and the fault against which it protects.
 
 // A failing `unwrap` names its line.
 #![allow(clippy::unwrap_used)]

@@ -1,4 +1,4 @@
-//! An old file of a server is restored: it has lost what it acknowledged since.
+//! An old file of a server is restored: the server has lost what it acknowledged since then.
 
 use fencelock_core::engine::Leave;
 use fencelock_core::{Engine, Token};

@@ -1,4 +1,4 @@
-//! Opening a store with Sentinels: their own users, the documented rights, and TLS. Fail-overs are in `failover`.
+//! Opening a store with Sentinels: separate users, the documented rights, and TLS. Fail-overs are in `failover`.
 
 use std::time::Instant;
 

@@ -53,7 +53,7 @@ async fn readers_hold_together_and_a_writer_waits() {
     nothing_is_left(&server);
 }
 
-/// A waiting writer whose process died delays readers by two of its claim windows, not until all readers are gone.
+/// A waiting writer whose process has died delays readers by two of its claim windows, not until all readers have gone.
 #[tokio::test]
 async fn a_dead_waiting_writer_does_not_block_readers() {
     let server = server();

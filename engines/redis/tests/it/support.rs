@@ -33,7 +33,10 @@ pub(crate) async fn refused(url: &str) -> Error {
 pub(crate) async fn until(what: &str, mut done: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !done() {
-        assert!(begin.elapsed() < Duration::from_secs(15), "in vain: {what}");
+        assert!(
+            begin.elapsed() < Duration::from_secs(15),
+            "timed out: {what}"
+        );
         tokio::time::sleep(ms(2)).await;
     }
 }
@@ -62,7 +65,7 @@ pub(crate) fn server() -> fencelock_testbed::Redis {
     fencelock_testbed::Redis::start().unwrap()
 }
 
-/// How often the server received a command.
+/// How many times the server received a command.
 pub(crate) fn calls(server: &fencelock_testbed::Redis, command: &str) -> u64 {
     let stats: String = server.command(&["INFO", "commandstats"]).unwrap();
     let begin = format!("cmdstat_{command}:calls=");

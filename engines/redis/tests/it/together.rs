@@ -228,7 +228,7 @@ async fn a_hung_server_puts_every_claim_in_doubt() {
     nothing_is_left(&server);
 }
 
-/// The response timeout of a request does not begin before it has a place in the driver's buffer.
+/// The response timeout of a request begins only when it has a place in the driver's buffer.
 #[tokio::test]
 async fn many_requests_at_once_are_not_late() {
     let server = server();
@@ -322,7 +322,7 @@ async fn fault(which: usize, server: &mut Server, proxy: &Proxy) {
             proxy.reset();
         }
         2 => {
-            // What was held runs late, also after its connection was replaced.
+            // Held requests run late, even after their connection was replaced.
             proxy.requests(Flow::Hold);
             tokio::time::sleep(ms(fastrand::u64(1..500))).await;
             proxy.requests(Flow::Pass);
@@ -339,14 +339,15 @@ async fn fault(which: usize, server: &mut Server, proxy: &Proxy) {
         }
         5 => drop(server.command::<String>(&["SCRIPT", "FLUSH"]).unwrap()),
         _ => {
-            // It kept nothing: after the longest lease it grants again (restart-delay).
+            // The server kept nothing. After the longest lease it grants again (restart-delay).
             server.restart_empty().unwrap();
         }
     }
     a_moment().await;
 }
 
-/// Many workers on one client, whose requests go in batches, and a few on another, whose requests go alone, on the same names.
+/// Many workers use one client, whose requests go in batches. A few workers use another client, whose requests go
+/// alone. All use the same names.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bad_days_give_no_token_twice_and_no_lock_to_two() {
     let mut server = server();

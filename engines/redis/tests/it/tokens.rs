@@ -47,7 +47,7 @@ async fn a_lost_counter_is_noticed_and_lifted() {
                 last = token;
             }
             mishap(&server);
-            // The first token, by script or not, must be above every token that the other store has seen.
+            // The first token, with or without a script, must be above every token that the other store has seen.
             for store in [&two, &one, &two] {
                 let token = once(store, record).await;
                 assert!(token > last, "{token} after {last}");

@@ -1,4 +1,4 @@
-//! For how long a server has run, by clocks that cannot be set: `restart-delay` depends on it.
+//! How long a server has run, by clocks that cannot be set. `restart-delay` depends on it.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use fencelock_testbed::{ClockShim, Redis as Server};
 
 use crate::support::{ms, open_with};
 
-/// The server's clock is set right after its start, so that it reports an uptime of an hour.
+/// The server's clock is corrected right after its start, so that it reports an uptime of an hour.
 #[tokio::test]
 async fn a_clock_that_is_set_after_the_start_shortens_no_delay() {
     let shim = ClockShim::new().unwrap();
@@ -17,7 +17,7 @@ async fn a_clock_that_is_set_after_the_start_shortens_no_delay() {
     let delay = Duration::from_secs(4);
     let before = open_with(&server, "restart-delay=4s").await;
     shim.forward(Duration::from_secs(3600)).unwrap();
-    // It connects again, and reads the long uptime.
+    // The client connects again, and reads the long uptime.
     let _: i64 = server
         .command(&["CLIENT", "KILL", "TYPE", "pubsub"])
         .unwrap();
@@ -35,7 +35,7 @@ async fn a_clock_that_is_set_after_the_start_shortens_no_delay() {
     assert!(waited < delay / 4, "{waited:?}");
 }
 
-/// No client has seen the server before, but it has used more processor time than the delay.
+/// No client has seen the server before, but the server has used more processor time than the delay.
 #[tokio::test]
 async fn used_processor_time_counts_as_uptime() {
     let server = Server::start().unwrap();

@@ -73,7 +73,7 @@ async fn concurrent_requests_go_out_together_and_in_order() {
             assert_eq!(withdrawn.unwrap(), Withdrawn::Released);
         }
     }
-    // These futures are dropped; the withdrawals still come after the requests.
+    // These futures are dropped. Their withdrawals still come after their requests.
     for claim in &claims {
         assert!(store.engine.place(claim).now_or_never().is_none());
         let withdrawn = store.engine.withdraw(claim, Leave::Abandon).await;

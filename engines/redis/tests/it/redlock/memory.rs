@@ -71,7 +71,7 @@ async fn two_of_five_may_die_and_three_may_come_back() {
     store.release(&claim).await;
 }
 
-/// A quorum of new nodes suffices; the other nodes may come later, one by one.
+/// A quorum of new nodes is enough. The other nodes may join later, one by one.
 #[tokio::test]
 async fn a_quorum_of_new_nodes_begins() {
     let mut nodes = Nodes::start();
@@ -135,7 +135,7 @@ async fn without_delayed_restart_there_are_two_holders() {
     let Ok(Standing::Held(second)) = standing else {
         panic!("there is no second holder: {standing:?}");
     };
-    // Even then the tokens are in order, so that a fence refuses the first holder.
+    // Even then the tokens are in order, so a fence refuses the first holder.
     assert!(second.tokens.first > grant.tokens.first);
 }
 
@@ -177,7 +177,7 @@ async fn a_clock_that_jumps_gives_no_second_holder() {
     two.release(&claim).await;
 }
 
-/// A node that is emptied while it runs is noticed by its counters.
+/// The counters of a node show that it was emptied while it was running.
 #[tokio::test]
 async fn an_emptied_node_does_not_vote() {
     let nodes = Nodes::start();
@@ -273,7 +273,7 @@ async fn clients_of_one_machine_share_the_wait() {
     assert_eq!(first(), seen);
 }
 
-/// An old file of one node is restored: it has lost what it acknowledged since.
+/// An old file of one node is restored: the node has lost what it acknowledged since then.
 #[tokio::test]
 async fn tokens_still_grow_after_a_node_was_restored() {
     let mut nodes = Nodes::start_fresh(|| Redis::builder().append_only("always"));

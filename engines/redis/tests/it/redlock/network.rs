@@ -70,7 +70,7 @@ async fn a_pause_in_the_middle_of_an_acquisition_uses_up_the_lease() {
                 nodes.values("a").iter().flatten().count() >= 3
             })
             .await;
-            // The whole process pauses; its clock goes on.
+            // The whole process pauses, and its clock continues.
             std::thread::sleep(pause);
             nodes
                 .proxies
@@ -144,7 +144,7 @@ async fn soon_seen(store: &Store, claim: &Claim) -> LockView {
 }
 
 /// One claim holds at all five nodes, and its release does not reach the first node. Another claim gets the lock at the
-/// other four, of which two stop answering.
+/// other four nodes. Then two of these stop answering.
 #[tokio::test]
 async fn only_answers_vote_on_who_holds() {
     let nodes = Nodes::start();
@@ -213,7 +213,7 @@ async fn only_answers_vote_on_who_holds() {
         "{attested:?}"
     );
 
-    // Three nodes that agree suffice.
+    // Three nodes that agree are enough.
     nodes.servers[back].resume().unwrap();
     let view = soon_seen(&looks, &first).await;
     assert_eq!(view.holders.len(), 1, "{view:?}");

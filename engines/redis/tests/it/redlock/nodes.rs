@@ -13,7 +13,7 @@ use crate::support::{ms, until};
 pub(crate) const MEMORY: &str = "fencelock:redlock";
 /// Short, but far above the node-timeout.
 pub(crate) const MAX_TTL: Duration = Duration::from_secs(1);
-/// For how long a restarted node does not vote.
+/// How long a restarted node does not vote.
 pub(crate) const DELAY: Duration = Duration::from_secs(3);
 pub(crate) const ALL: [usize; 5] = [0, 1, 2, 3, 4];
 
@@ -129,7 +129,7 @@ impl crate::support::Store<Redlock> {
         }
     }
 
-    /// Whether another claim holds the lock, by the answers of enough nodes.
+    /// Whether another claim holds the lock, according to the answers of enough nodes.
     pub(crate) async fn is_busy(&self, name: &str) -> bool {
         let claim = self.claim(name);
         match self.engine.place(&claim).await {
