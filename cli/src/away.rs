@@ -5,9 +5,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use fencelock::engine::{Claim, Grant, Place, Standing};
+use fencelock::Error;
+use fencelock::engine::{Claim, Engine, Grant, Place, Standing};
 use fencelock::layers::{Breaker, Layer};
-use fencelock::{Engine, Error};
 use tokio::sync::watch;
 
 use crate::args::{IfAway, Times};

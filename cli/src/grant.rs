@@ -173,7 +173,7 @@ impl Drop for GrantFile {
 
 #[cfg(test)]
 mod tests {
-    use fencelock::ClaimIds;
+    use fencelock::engine::ClaimIds;
 
     use super::*;
 

@@ -149,7 +149,8 @@ fn millis(duration: Duration) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use fencelock::{ClaimId, LockName, Mode, Token};
+    use fencelock::engine::ClaimId;
+    use fencelock::{LockName, Mode, Token};
 
     use super::*;
 

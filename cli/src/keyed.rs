@@ -4,9 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use fencelock::engine::Promises;
+use fencelock::engine::{Engine, Promises};
 use fencelock::layers::Layer;
-use fencelock::{Engine, Error, Store};
+use fencelock::{Error, Store};
 use fencelock_wire::ClaimKey;
 
 /// An engine whose claims have ids of a given key.

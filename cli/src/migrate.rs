@@ -4,8 +4,8 @@ use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencelock::engine::{Claim, Floor, Leave, MAX_FLOOR, Standing};
-use fencelock::{ClaimId, ClaimIds, Engine, LockName, Token};
+use fencelock::engine::{Claim, ClaimId, ClaimIds, Engine, Floor, Leave, MAX_FLOOR, Standing};
+use fencelock::{LockName, Token};
 
 use crate::exit::{Failure, Outcome, code, print};
 use crate::store::{CLOSE_TIMEOUT, Wanted};

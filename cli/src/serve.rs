@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencelock::{Engine, Error, Purpose};
+use fencelock::engine::Engine;
+use fencelock::{Error, Purpose};
 use fencelock_server::{BearerToken, Server, Service, Settings};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 

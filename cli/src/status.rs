@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fencelock::composite::list_partial;
+use fencelock::engine::Engine;
 use fencelock::layers::Breaker;
-use fencelock::{Config, Engine, Error, LockView, Purpose, StoreUrl, in_words, shard_urls};
+use fencelock::{Config, Error, LockView, Purpose, StoreUrl, in_words, shard_urls};
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencelock::{Client, Engine, Error, StoreUrl};
+use fencelock::engine::Engine;
+use fencelock::{Client, Error, StoreUrl};
 use fencelock_wire::ClaimKey;
 
 use crate::args::{Patience, Purpose};

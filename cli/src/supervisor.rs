@@ -72,8 +72,8 @@ pub(crate) fn main(mut arguments: impl Iterator<Item = OsString>) -> io::Result<
     };
     let mut control = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let stdin = descriptor::receive(&control)?;
-    if Clock::Boot.now() + terms.reserve >= terms.deadline {
-        // This process was stopped for longer than the validity.
+    if terms.left(Clock::Boot.now()).is_zero() {
+        // This process was stopped until it is too late for a command.
         let killed = ChildExit::Signal(u8::try_from(Signal::KILL.as_raw()).unwrap_or(0));
         return control.write_all(&Report::Ended(killed, Some(Cause::Lost)).encode());
     }
@@ -193,7 +193,7 @@ impl Supervisor {
     /// Begins or completes the ending of the command if it is due.
     fn act(&mut self, now: BootInstant) {
         let terms = self.terms;
-        let latest = now + self.left(now);
+        let latest = now + terms.left(now);
         if now >= latest {
             self.end(Cause::Lost, now);
         } else if self.orphaned {
@@ -219,13 +219,6 @@ impl Supervisor {
                 self.deny();
             }
         }
-    }
-
-    /// The time until the command must be killed, whatever else happens.
-    fn left(&self, now: BootInstant) -> Duration {
-        // Subtracted from the duration: `deadline - reserve` could be before the clock's zero.
-        let lease = self.terms.deadline.since(now);
-        lease.saturating_sub(self.terms.reserve)
     }
 
     /// Begins to end the command. If that has begun already, `kill_at` may bring the kill forward.
@@ -268,7 +261,7 @@ impl Supervisor {
 
     /// The time until something is due.
     fn next_action(&self, now: BootInstant) -> Duration {
-        let left = self.left(now);
+        let left = self.terms.left(now);
         let ending = match self.ending {
             None => {
                 let lease = self.terms.deadline.since(now);

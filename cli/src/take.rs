@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencelock::engine::{HeldClaim, Leave, Renewal, Withdrawn};
-use fencelock::{BootInstant, Engine, Error, in_words};
+use fencelock::engine::{Engine, HeldClaim, Leave, Renewal, Withdrawn};
+use fencelock::{BootInstant, Error, in_words};
 use fencelock_wire::ClaimKey;
 use tokio::time::Instant;
 

@@ -32,6 +32,12 @@ pub(crate) struct Terms {
 }
 
 impl Terms {
+    /// The time until the command must be killed, whatever else happens.
+    pub(crate) fn left(&self, now: BootInstant) -> Duration {
+        // Subtracted from the duration: `deadline - reserve` could be before the clock's zero.
+        self.deadline.since(now).saturating_sub(self.reserve)
+    }
+
     /// The terms as one word of a command line.
     pub(crate) fn encode(&self) -> String {
         let nanos = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencelock::{Client, Engine, Guard, Order, Promises, Result};
+use fencelock::engine::Engine;
+use fencelock::{Client, Guard, Order, Promises, Result};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use fencelock::{ClaimId, ClaimIds, Client, Engine};
+use fencelock::Client;
+use fencelock::engine::{ClaimId, ClaimIds, Engine};
 use fencelock_testbed::{Proxy, Result};
 
 /// An engine under test.

@@ -10,13 +10,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use fencelock::engine::{
-    Claim, Cursor, Event, EventSender, EventSource, EventStream, Grant, HeldClaim, Leave, Page,
-    Place, Renewal, Standing, Withdrawn,
+    Claim, ClaimId, Cursor, Engine, Event, EventSender, EventSource, EventStream, Grant, HeldClaim,
+    Inspect, Leave, Page, Place, Renewal, Standing, Tokens, Withdrawn,
 };
 use fencelock::support::admission::admits;
 use fencelock::{
-    BootInstant, ClaimId, Clock, Engine, Evict, HolderView, Inspect, LockName, LockView, Mode,
-    Promises, Result, Token, Tokens,
+    BootInstant, Clock, Evict, HolderView, LockName, LockView, Mode, Promises, Result, Token,
 };
 use fencelock_conformance::{Needs, Store, Subject, cases, harness};
 

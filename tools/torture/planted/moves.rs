@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use fencelock::composite::{How, Migrate, Migration, Moving, Phase, Prepare};
-use fencelock::engine::{Record, RecordChange};
+use fencelock::engine::{Engine, Record, RecordChange};
 use fencelock::layers::Layer;
-use fencelock::{Client, Engine, Error, Guard, Token, open_engine};
+use fencelock::{Client, Error, Guard, Token, open_engine};
 use fencelock_testbed::Redis;
 use tokio::sync::{Notify, watch};
 

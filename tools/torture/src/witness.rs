@@ -5,9 +5,9 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
-use fencelock::engine::{Claim, Engine, Grant, Leave, Place, Standing, Withdrawn};
+use fencelock::engine::{Claim, ClaimId, Engine, Grant, Leave, Place, Standing, Withdrawn};
 use fencelock::layers::Layer;
-use fencelock::{ClaimId, Clock, Mode, Result, Token};
+use fencelock::{Clock, Mode, Result, Token};
 
 /// What is known of one claim. Reported when it holds; other claims are not needed.
 #[derive(Clone, Copy, Debug)]

@@ -33,7 +33,8 @@ pub use store_url::StoreUrl;
 pub use tls_files::{TlsFiles, TlsTexts};
 pub use view::{Cursor, Evict, HolderView, LockView, Page, WaiterView};
 
-use crate::types::{ClaimId, Clock, Error, LockName, Result, Token};
+pub use crate::types::{ClaimId, ClaimIds, Tokens};
+use crate::types::{Clock, Error, LockName, Result, Token};
 
 /// What a lock needs of a store. `Debug` and `Display` name the store without its password.
 ///

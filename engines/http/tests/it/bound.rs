@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencelock::engine::{Claim, Leave, Standing};
-use fencelock::{ClaimIds, Client, Clock, Engine, Error, Guard, LeaseKind, LockName, LossReason};
+use fencelock::engine::{Claim, ClaimIds, Engine, Leave, Standing};
+use fencelock::{Client, Clock, Error, Guard, LeaseKind, LockName, LossReason};
 use fencelock_server::{Config, Server, Service};
 use fencelock_testbed::{Etcd, Flow, Port, Proxy};
 use tokio::io::copy_bidirectional;

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencelock::{ClaimIds, Engine, LockName, Memory};
+use fencelock::engine::{ClaimIds, Engine};
+use fencelock::{LockName, Memory};
 use fencelock_core::engine::{Claim, Leave, Standing, Withdrawn};
 use fencelock_server::{Config, Server};
 

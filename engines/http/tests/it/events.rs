@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencelock::{Engine, Evict, Memory};
+use fencelock::engine::Engine;
+use fencelock::{Evict, Memory};
 use tokio::time::Instant;
 
 use crate::{Replica, connect, soon, url};

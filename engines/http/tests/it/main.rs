@@ -15,7 +15,8 @@ mod stores;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencelock::{Client, Engine, Guard, Result};
+use fencelock::engine::Engine;
+use fencelock::{Client, Guard, Result};
 use fencelock_server::{Config, Server, Service};
 use fencelock_testbed::Proxy;
 use tokio::task::JoinHandle;

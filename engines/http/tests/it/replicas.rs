@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencelock::engine::{Claim, Leave, Withdrawn};
-use fencelock::{ClaimIds, Error, LockName, Memory, Release};
+use fencelock::engine::{Claim, ClaimIds, Leave, Withdrawn};
+use fencelock::{Error, LockName, Memory, Release};
 use fencelock_testbed::Flow;
 use tokio::time::Instant;
 

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use fencelock::{Engine, Error};
+use fencelock::Error;
+use fencelock::engine::Engine;
 use fencelock_testbed::Dir;
 
 use crate::{Replica, connect, serve, soon, url};

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use fencelock::engine::{Claim, HeldClaim, Leave, Renewal, Standing};
-use fencelock::{ClaimIds, Client, Clock, Engine, LockName, Memory, Observer, Token, open_engine};
+use fencelock::engine::{Claim, ClaimIds, Engine, HeldClaim, Leave, Renewal, Standing};
+use fencelock::{Client, Clock, LockName, Memory, Observer, Token, open_engine};
 use tokio::task::JoinSet;
 
 use crate::failed::Failed;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencelock::engine::{Claim, Floor, Leave, MAX_FLOOR, Standing};
-use fencelock::{Durability, Engine, Error, LockName, Token};
+use fencelock::engine::{Claim, Engine, Floor, Leave, MAX_FLOOR, Standing};
+use fencelock::{Durability, Error, LockName, Token};
 use futures_util::future::join_all;
 
 use crate::case::{Case, case};

@@ -3,8 +3,10 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use fencelock::engine::{Claim, Grant, HeldClaim, Leave, Place, Renewal, Standing, Withdrawn};
-use fencelock::{ClaimId, Engine, LeaseKind, LockName, Mode, Promises, Token, Wake};
+use fencelock::engine::{
+    Claim, ClaimId, Engine, Grant, HeldClaim, Leave, Place, Renewal, Standing, Withdrawn,
+};
+use fencelock::{LeaseKind, LockName, Mode, Promises, Token, Wake};
 use fencelock_testbed::Flow;
 use tokio::time::{Instant, sleep};
 

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use fencelock::engine::{Record, RecordChange};
-use fencelock::{Durability, Engine, Error};
+use fencelock::engine::{Engine, Record, RecordChange};
+use fencelock::{Durability, Error};
 
 use crate::case::{Case, case};
 use crate::ctx::{Ctx, soon, until};

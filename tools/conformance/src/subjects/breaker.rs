@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use fencelock::Memory;
+use fencelock::engine::Engine;
 use fencelock::layers::Breaker;
-use fencelock::{Engine, Memory};
 use fencelock_testbed::Result;
 
 use crate::subject::{Store, Subject};

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use fencelock::{ClaimId, ClaimIds, Engine};
+use fencelock::engine::{ClaimId, ClaimIds, Engine};
 use fencelock_server::{BearerToken, Config, Grant, Principal, Right, Service, TokenHash};
 use fencelock_testbed::{Dir, Failure, Port, Process, Proxy, Result, Worker};
 use fencelock_wire::ClaimKey;

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use fencelock::{Engine, Memory};
+use fencelock::Memory;
+use fencelock::engine::Engine;
 use fencelock_testbed::Result;
 
 use crate::subject::{Store, Subject};

@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use fencelock::engine::{
-    Claim, Cursor, Evict, Grant, HeldClaim, Leave, LockView, Page, Place, Record, RecordChange,
-    Renewal, Standing, WaiterView, Withdrawn,
+    Claim, ClaimId, Cursor, Engine, Evict, Grant, HeldClaim, Leave, LockView, Page, Place, Record,
+    RecordChange, Renewal, Standing, Tokens, WaiterView, Withdrawn,
 };
 use fencelock::layers::Layer;
-use fencelock::{ClaimId, Clock, Engine, LockName, Memory, Mode, Promises, Result, Token, Tokens};
+use fencelock::{Clock, LockName, Memory, Mode, Promises, Result, Token};
 use fencelock_conformance::{Store, Subject};
 
 use crate::mutant::{Mutant, promises};

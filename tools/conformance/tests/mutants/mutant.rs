@@ -1,6 +1,7 @@
 //! The faults, and the cases that must find each.
 
-use fencelock::{Engine, Memory, Order, Promises};
+use fencelock::engine::Engine;
+use fencelock::{Memory, Order, Promises};
 
 /// The fault of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

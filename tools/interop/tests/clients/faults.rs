@@ -156,7 +156,7 @@ async fn an_answer_that_is_lost_is_asked_for_again(language: Language) {
         }
         false => Act::Pass,
     });
-    let ports = before_all(&fronts, &service).await;
+    let ports = fronts.before_each(&service.replicas).await;
     let addresses = urls(ports.iter().map(fencelock_testbed::Port::number));
     let mut program = Program::start(language, &addresses, "lost").await;
     let token = program.held("lock 5000 -").await;
@@ -189,7 +189,7 @@ async fn a_renewal_that_is_lost_is_asked_for_again(language: Language) {
         }
         false => Act::Pass,
     });
-    let ports = before_all(&fronts, &service).await;
+    let ports = fronts.before_each(&service.replicas).await;
     let addresses = urls(ports.iter().map(fencelock_testbed::Port::number));
     let mut program = Program::start(language, &addresses, "renewed").await;
     program.held("lock 2000 -").await;
@@ -216,7 +216,7 @@ async fn late_answers_and_late_requests_change_nothing(language: Language) {
         true => held.take().map_or(Act::Pass, Act::HoldAnswer),
         false => Act::Pass,
     });
-    let ports = before_all(&fronts, &service).await;
+    let ports = fronts.before_each(&service.replicas).await;
     let addresses = urls(ports.iter().map(fencelock_testbed::Port::number));
     let mut program = Program::start(language, &addresses, "duplicate").await;
     let token = program.held("lock 5000 -").await;
@@ -282,15 +282,6 @@ async fn nobody_answers(language: Language) {
     }
     program.lost().await;
     assert_eq!(program.ask("lock 1000 700").await, "unavailable");
-}
-
-/// A front before each replica.
-async fn before_all(fronts: &Fronts, service: &Service) -> Vec<fencelock_testbed::Port> {
-    let mut ports = Vec::new();
-    for replica in &service.replicas {
-        ports.push(fronts.before(replica.port()).await);
-    }
-    ports
 }
 
 /// Waits until so many requests of a kind have come.

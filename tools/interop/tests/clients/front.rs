@@ -9,6 +9,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 
+use crate::service::Replica;
+
 /// What happens to one request.
 #[derive(Clone, Debug)]
 pub(crate) enum Act {
@@ -106,6 +108,15 @@ impl Fronts {
             }
         });
         port
+    }
+
+    /// A front before each of these replicas, in their order.
+    pub(crate) async fn before_each(&self, replicas: &[Replica]) -> Vec<Port> {
+        let mut ports = Vec::new();
+        for replica in replicas {
+            ports.push(self.before(replica.port()).await);
+        }
+        ports
     }
 
     async fn connection(self, mut client: TcpStream, port: u16, target: u16) {

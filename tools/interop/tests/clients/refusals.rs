@@ -148,10 +148,7 @@ async fn a_bound_claim_that_has_ended_begins_anew(language: Language) {
 async fn a_bound_claim_goes_where_it_is_sent(language: Language) {
     let service = Service::start();
     let fronts = Fronts::new(|_| Act::Pass);
-    let mut ports = Vec::new();
-    for replica in &service.replicas {
-        ports.push(fronts.before(replica.port()).await);
-    }
+    let ports = fronts.before_each(&service.replicas).await;
     let (first, second) = (ports[0].number(), ports[1].number());
     fronts.set(
         move |request| match request.is_put() && request.port == first {
@@ -181,10 +178,7 @@ async fn a_bound_claim_goes_where_it_is_sent(language: Language) {
 async fn a_bound_waiter_leaves_a_replica_that_is_gone(language: Language) {
     let service = Service::start();
     let fronts = Fronts::new(|_| Act::Pass);
-    let mut ports = Vec::new();
-    for replica in &service.replicas {
-        ports.push(fronts.before(replica.port()).await);
-    }
+    let ports = fronts.before_each(&service.replicas).await;
     let numbers = [ports[0].number(), ports[1].number()];
     // Whichever replica is asked first for its id answers, and is gone when it gets the claim.
     let mut gone = None;

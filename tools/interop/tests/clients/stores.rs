@@ -121,10 +121,7 @@ async fn one_replica_that_is_mended_is_enough(language: Language) {
     let elsewhere = Redis::start().expect("redis-server");
     let others = [0, 1].map(|_| Replica::start(elsewhere.url()));
     let fronts = Fronts::new(|_| Act::Pass);
-    let mut ports = Vec::new();
-    for replica in &service.replicas {
-        ports.push(fronts.before(replica.port()).await);
-    }
+    let ports = fronts.before_each(&service.replicas).await;
     let addresses = urls(ports.iter().map(fencelock_testbed::Port::number));
     let mut program = Program::start(language, &addresses, "mended").await;
     program.held("lock 5000 -").await;
@@ -195,10 +192,7 @@ async fn a_replica_that_did_not_answer_is_asked_before_it_is_used(language: Lang
 async fn a_replica_is_asked_for_its_store_once(language: Language) {
     let mut service = Service::start();
     let fronts = Fronts::new(|_| Act::Pass);
-    let mut ports = Vec::new();
-    for replica in &service.replicas {
-        ports.push(fronts.before(replica.port()).await);
-    }
+    let ports = fronts.before_each(&service.replicas).await;
     let addresses = urls(ports.iter().map(fencelock_testbed::Port::number));
     let mut program = Program::start(language, &addresses, "asked").await;
     for restarts in 0..3 {

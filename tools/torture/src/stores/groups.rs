@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fencelock_testbed::{Redis, RedisCluster, RedisSentinel, Result};
 
-use super::store::{STALE_QUEUE, TWO_HOLDERS, TestStore, keys_left, kill_clients, unknown};
+use super::store::{STALE_QUEUE, TWO_HOLDERS, TestStore, begin_at, heal_at, keys_left, unknown};
 use crate::fault::FaultKind;
 use crate::history::Rule;
 
@@ -102,11 +102,6 @@ impl TestStore for Watched {
 
     fn begin(&mut self, kind: FaultKind, node: usize) -> Result<()> {
         match kind {
-            FaultKind::Pause => self.group.servers()[node].pause(),
-            FaultKind::Restart => {
-                self.group.servers()[node].kill9();
-                Ok(())
-            }
             FaultKind::KillLeader => {
                 // No master while the Sentinels disagree.
                 self.dead = self.group.master().ok();
@@ -122,16 +117,15 @@ impl TestStore for Watched {
                 drop(self.group.sentinels()[0].command::<()>(&failover));
                 Ok(())
             }
-            FaultKind::KillConnections => kill_clients(&self.group.servers()[node]),
-            other => Err(unknown(self, other)),
+            _ => {
+                let begun = begin_at(&self.group.servers()[node], kind);
+                begun.unwrap_or_else(|| Err(unknown(self, kind)))
+            }
         }
     }
 
     fn heal(&mut self, kind: FaultKind, node: usize) -> Result<()> {
         match kind {
-            FaultKind::Pause => self.group.servers()[node].resume(),
-            // With its configuration, which the Sentinels have rewritten if it was the master.
-            FaultKind::Restart => self.group.servers_mut()[node].restart(),
             FaultKind::KillLeader => match self.dead.take() {
                 Some(dead) => {
                     self.group.await_failover(dead)?;
@@ -140,8 +134,12 @@ impl TestStore for Watched {
                 }
                 None => Ok(()),
             },
-            FaultKind::SwitchOver | FaultKind::KillConnections => Ok(()),
-            other => Err(unknown(self, other)),
+            FaultKind::SwitchOver => Ok(()),
+            // A restart is with its configuration, which the Sentinels have rewritten if it was the master.
+            _ => {
+                let healed = heal_at(&mut self.group.servers_mut()[node], kind);
+                healed.unwrap_or_else(|| Err(unknown(self, kind)))
+            }
         }
     }
 
@@ -207,24 +205,13 @@ impl TestStore for Sharded {
     }
 
     fn begin(&mut self, kind: FaultKind, node: usize) -> Result<()> {
-        match kind {
-            FaultKind::Pause => self.0.nodes()[node].pause(),
-            FaultKind::Restart => {
-                self.0.nodes()[node].kill9();
-                Ok(())
-            }
-            FaultKind::KillConnections => kill_clients(&self.0.nodes()[node]),
-            other => Err(unknown(self, other)),
-        }
+        let begun = begin_at(&self.0.nodes()[node], kind);
+        begun.unwrap_or_else(|| Err(unknown(self, kind)))
     }
 
     fn heal(&mut self, kind: FaultKind, node: usize) -> Result<()> {
-        match kind {
-            FaultKind::Pause => self.0.nodes()[node].resume(),
-            FaultKind::Restart => self.0.nodes_mut()[node].restart(),
-            FaultKind::KillConnections => Ok(()),
-            other => Err(unknown(self, other)),
-        }
+        let healed = heal_at(&mut self.0.nodes_mut()[node], kind);
+        healed.unwrap_or_else(|| Err(unknown(self, kind)))
     }
 
     fn excuses(&self, _harm: FaultKind) -> (Vec<Rule>, &'static str) {

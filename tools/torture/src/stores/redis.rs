@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use fencelock_testbed::{ClockShim, Redis, Result};
 
-use super::store::{STALE_QUEUE, TWO_HOLDERS, TestStore, jump, keys_left, kill_clients, unknown};
+use super::store::{
+    STALE_QUEUE, TWO_HOLDERS, TestStore, begin_at, heal_at, jump, keys_left, unknown,
+};
 use crate::fault::FaultKind;
 use crate::history::Rule;
 
@@ -71,25 +73,20 @@ impl TestStore for OneRedis {
 
     fn begin(&mut self, kind: FaultKind, _node: usize) -> Result<()> {
         match kind {
-            FaultKind::Pause => self.redis.pause(),
-            FaultKind::Restart | FaultKind::RestartEmpty => {
+            FaultKind::RestartEmpty => {
                 self.redis.kill9();
                 Ok(())
             }
-            FaultKind::KillConnections => kill_clients(&self.redis),
             FaultKind::ClockForward => jump(&self.clock, true),
-            other => Err(unknown(self, other)),
+            _ => begin_at(&self.redis, kind).unwrap_or_else(|| Err(unknown(self, kind))),
         }
     }
 
     fn heal(&mut self, kind: FaultKind, _node: usize) -> Result<()> {
         match kind {
-            FaultKind::Pause => self.redis.resume(),
-            FaultKind::Restart => self.redis.restart(),
             FaultKind::RestartEmpty => self.redis.restart_empty(),
-            FaultKind::KillConnections => Ok(()),
             FaultKind::ClockForward => jump(&self.clock, false),
-            other => Err(unknown(self, other)),
+            _ => heal_at(&mut self.redis, kind).unwrap_or_else(|| Err(unknown(self, kind))),
         }
     }
 

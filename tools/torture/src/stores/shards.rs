@@ -4,7 +4,7 @@ use fencelock_testbed::{Failure, Redis, Result};
 
 use super::migrate::{RECORD, encoded, on_a_thread};
 use super::redis::COUNTER;
-use super::store::{STALE_QUEUE, TestStore, keys_left, kill_clients, unknown};
+use super::store::{STALE_QUEUE, TestStore, begin_at, heal_at, keys_left, unknown};
 use crate::fault::FaultKind;
 use crate::history::Rule;
 
@@ -57,24 +57,13 @@ impl TestStore for Shards {
     }
 
     fn begin(&mut self, kind: FaultKind, node: usize) -> Result<()> {
-        match kind {
-            FaultKind::Pause => self.servers[node].pause(),
-            FaultKind::Restart => {
-                self.servers[node].kill9();
-                Ok(())
-            }
-            FaultKind::KillConnections => kill_clients(&self.servers[node]),
-            other => Err(unknown(self, other)),
-        }
+        let begun = begin_at(&self.servers[node], kind);
+        begun.unwrap_or_else(|| Err(unknown(self, kind)))
     }
 
     fn heal(&mut self, kind: FaultKind, node: usize) -> Result<()> {
-        match kind {
-            FaultKind::Pause => self.servers[node].resume(),
-            FaultKind::Restart => self.servers[node].restart(),
-            FaultKind::KillConnections => Ok(()),
-            other => Err(unknown(self, other)),
-        }
+        let healed = heal_at(&mut self.servers[node], kind);
+        healed.unwrap_or_else(|| Err(unknown(self, kind)))
     }
 
     fn excuses(&self, _kind: FaultKind) -> (Vec<Rule>, &'static str) {

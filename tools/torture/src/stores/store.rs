@@ -62,6 +62,29 @@ pub(super) fn kill_clients(redis: &Redis) -> Result<()> {
     redis.command::<()>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"])
 }
 
+/// Injects a fault that a Redis can have wherever it stands. `None` for any other fault.
+pub(super) fn begin_at(redis: &Redis, kind: FaultKind) -> Option<Result<()>> {
+    match kind {
+        FaultKind::Pause => Some(redis.pause()),
+        FaultKind::Restart => {
+            redis.kill9();
+            Some(Ok(()))
+        }
+        FaultKind::KillConnections => Some(kill_clients(redis)),
+        _ => None,
+    }
+}
+
+/// Heals a fault of [`begin_at`]. `None` for any other fault.
+pub(super) fn heal_at(redis: &mut Redis, kind: FaultKind) -> Option<Result<()>> {
+    match kind {
+        FaultKind::Pause => Some(redis.resume()),
+        FaultKind::Restart => Some(redis.restart()),
+        FaultKind::KillConnections => Some(Ok(())),
+        _ => None,
+    }
+}
+
 /// The keys on these servers, except `permanent` ones, whose number does not depend on the number of locks.
 pub(super) fn keys_left(servers: &[Redis], permanent: fn(&str) -> bool) -> Result<Vec<String>> {
     let mut left = Vec::new();
