@@ -214,8 +214,8 @@ fn circles_sets_of_sets_and_unknown_names_are_refused() {
     ";
     let stores = Stores::read("f", text).unwrap();
     for (name, part) in [
-        ("a", "@a is made of @b is made of @c is made of @a"),
-        ("self", "@self is made of @self"),
+        ("a", "@a contains @b contains @c contains @a"),
+        ("self", "@self contains @self"),
         ("two", "which is a set"),
         ("lost", "@nobody"),
         ("lost", "@one, @other, @self, @two"),
