@@ -2,6 +2,8 @@
 
 use fencelock_core::{Result, StoreUrl};
 
+use crate::key::RECORD;
+
 /// Refuses the URL of a store in which a password stands, also that of a shard of a set. The file is often readable for
 /// others, and is kept in repositories and backups.
 ///
@@ -15,12 +17,11 @@ pub fn refuse_password(url: &str) -> Result<()> {
              ?password-file=/run/secrets/NAME, or name an environment variable, ?password-env=NAME",
         ));
     }
-    if ["shards", "migrate"].contains(&parsed.scheme.as_str()) {
-        // Its options are URLs, and others that are none.
-        for (_, value) in parsed.clone().take_others(&[]) {
-            if value.contains(':') {
-                refuse_password(&value)?;
-            }
+    let is_set = ["shards", "migrate"].contains(&parsed.scheme.as_str());
+    // The options of a set are URLs, and others that are none.
+    for (option, value) in parsed.clone().take_others(&[]) {
+        if (is_set || option == RECORD) && value.contains(':') {
+            refuse_password(&value)?;
         }
     }
     Ok(())
@@ -38,6 +39,8 @@ mod tests {
             "redlock://h1:1,me:hunter2@h2:2,h3",
             "shards:?a=redis%3A%2F%2Fu%3Ahunter2%40h&b=redis://h",
             "migrate:?from=redis%3A%2F%2Fu%3Ahunter2%40h&to=redis://h",
+            "redlock://h1,h2,h3?record=redis%3A%2F%2Fu%3Ahunter2%40h",
+            "shards:?a=redlock%3A%2F%2Fh1%2Ch2%2Ch3%3Frecord%3Dredis%253A%252F%252Fu%253Ahunter2%2540h&b=redis://h",
         ] {
             let error = refuse_password(url).unwrap_err().to_string();
             assert!(error.contains("password-file"), "{url}: {error}");
@@ -48,6 +51,7 @@ mod tests {
             "redlock://h1:1,h2:2",
             "shards:?a=redis://h:1&b=redis://h:2&key={}&prefix=a/",
             "sqlite:/x",
+            "redlock://h1,h2,h3?record=redis://h",
         ] {
             refuse_password(url).unwrap();
         }
