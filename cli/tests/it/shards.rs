@@ -1,6 +1,6 @@
 //! A set of stores by its URL.
 
-use fencelock_testbed::Dir;
+use fencelock_testbed::{Dir, Redlock};
 
 use crate::fixture::{Fixture, Ran};
 
@@ -79,6 +79,58 @@ fn swapped_urls_and_shards_by_themselves_are_refused() {
     refused(
         &Fixture::on(alone).run(&["shards", "init"]),
         "it is one store",
+    );
+}
+
+/// Redlock keeps no record itself.
+#[test]
+fn the_record_of_a_shard_is_in_another_store() {
+    let dir = Dir::new("shards").unwrap();
+    let groups = [Redlock::start(3).unwrap(), Redlock::start(3).unwrap()];
+    let keeper = format!("sqlite:{}", dir.join("keeper"));
+    let encoded = |text: &str| {
+        text.replace('%', "%25")
+            .replace(':', "%3A")
+            .replace('&', "%26")
+    };
+    let set = |at: [usize; 2], record: &str| {
+        let shards = at.iter().zip(["a", "b"]).map(|(at, id)| {
+            let url = format!("{}?node-timeout=250ms{record}", groups[*at].url());
+            format!("{id}={}", encoded(&url))
+        });
+        let shards: Vec<_> = shards.collect();
+        format!("shards:?set=orders&{}", shards.join("&"))
+    };
+    let kept = format!("&record={}", encoded(&keeper));
+    let fixture = Fixture::on(set([0, 1], ""));
+    let without = fixture.run(&["shards", "init"]);
+    assert_eq!(without.code, 64, "{}", without.err);
+    assert!(without.err.contains("record="), "{}", without.err);
+    let fixture = Fixture::on(set([0, 1], &kept));
+    let made = fixture.run(&["shards", "init"]);
+    assert_eq!(made.code, 0, "{}", made.err);
+    for number in 0..8 {
+        let name = format!("job/{number}");
+        let ran = fixture.run(&["run", "-n", &name, "--", "echo", "ran"]);
+        assert_eq!((ran.code, ran.out.as_str()), (0, "ran\n"), "{}", ran.err);
+    }
+    let swapped = Fixture::on(set([1, 0], &kept));
+    refused(
+        &swapped.run(&["run", "x", "--", "echo", "ran"]),
+        "two URLs are swapped",
+    );
+    let alone = format!("{}?record={}", groups[0].url(), encoded(&keeper));
+    refused(
+        &Fixture::on(alone).run(&["run", "x", "--", "echo", "ran"]),
+        "outside-set=yes",
+    );
+    // The store that keeps the records belongs to no set by that.
+    let ran = Fixture::on(keeper.clone()).run(&["run", "x", "--", "echo", "ran"]);
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    let itself = format!("{keeper}?record={}", encoded(&keeper));
+    refused(
+        &Fixture::on(itself).run(&["run", "x", "--", "echo", "ran"]),
+        "leave record= out",
     );
 }
 

@@ -88,13 +88,9 @@ impl Routed {
         &self.map
     }
 
+    /// The map and the members are of the same ids, in the same order.
     fn place_of(&self, name: &LockName) -> usize {
-        let id = self.shard_of(name);
-        let place = self
-            .members
-            .binary_search_by(|member| member.id.as_str().cmp(id));
-        // This cannot fail: the map and the members have the same ids.
-        place.unwrap_or(0)
+        self.map.place_of(name.as_str())
     }
 
     /// The shard of a name.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use fencelock_core::{Error, Result};
 
-use crate::hash::hash;
+use crate::hash::Bids;
 
 /// The greatest weight of a shard.
 pub const MAX_WEIGHT: u8 = 100;
@@ -76,6 +76,9 @@ impl KeyRule {
 pub struct Map {
     weights: BTreeMap<String, u8>,
     key: KeyRule,
+    bids: Bids,
+    /// In their order.
+    ids: Vec<String>,
 }
 
 impl Map {
@@ -106,23 +109,28 @@ impl Map {
                 "there is none; name at least one",
             ));
         }
-        Ok(Self { weights, key })
+        let ids = weights.keys().cloned().collect();
+        let bids = Bids::of(weights.iter().map(|(id, weight)| (id.as_str(), *weight)));
+        Ok(Self {
+            weights,
+            key,
+            bids,
+            ids,
+        })
     }
 
-    /// The shard on which a name lies: the one with the greatest [`hash`] of the name's key, and among equal ones the first id.
+    /// The shard on which a name lies: the one with the greatest [`hash`](crate::hash) of the name's key, and among equal ones the first id.
     #[must_use]
     pub fn shard_of(&self, name: &str) -> &str {
-        let key = self.key.key(name);
-        let mut best = (0, "");
-        for (id, weight) in &self.weights {
-            for i in 0..*weight {
-                let bid = hash(id, i, key);
-                if best.1.is_empty() || bid > best.0 {
-                    best = (bid, id);
-                }
-            }
+        &self.ids[self.place_of(name)]
+    }
+
+    /// The place of that shard in the order of the ids.
+    pub(crate) fn place_of(&self, name: &str) -> usize {
+        match self.ids.len() {
+            1 => 0,
+            _ => self.bids.greatest(self.key.key(name)),
         }
-        best.1
     }
 
     /// The ids with their weights, in the order of the ids.

@@ -71,12 +71,18 @@ impl Member {
         self.engine.get()
     }
 
-    /// The engine of the store, which is opened now if it is not open yet. Claims that wait for an attempt that fails share its
-    /// error, so that they do not all try one after the other.
+    /// The store, which is opened now if it is not open yet.
     pub(crate) async fn engine(&self) -> Result<&Arc<dyn Engine>> {
-        if let Some(engine) = self.engine.get() {
-            return Ok(engine);
+        match self.engine.get() {
+            Some(engine) => Ok(engine),
+            // Boxed, so that the future of the common case stays small.
+            None => Box::pin(self.open_in_turn()).await,
         }
+    }
+
+    /// Opens the store. Those who wait for an attempt that fails share its error, so that many claims do not wait one after the
+    /// other.
+    async fn open_in_turn(&self) -> Result<&Arc<dyn Engine>> {
         let asked = Clock::Boot.now();
         let mut last = self.attempt.lock().await;
         if let Some(engine) = self.engine.get() {

@@ -11,6 +11,9 @@ pub(crate) const MIGRATE: &str = "migrate";
 pub(crate) const FROM: &str = "from";
 pub(crate) const TO: &str = "to";
 
+/// The store that keeps its record, beside the URL of one that keeps none: a URL, or the name of another store.
+pub(crate) const RECORD: &str = "record";
+
 /// What the locks are for.
 pub(crate) const PURPOSE: &str = "purpose";
 
@@ -42,10 +45,10 @@ impl Kind {
         }
     }
 
-    /// The other keys of this kind. The options of one store are in its URL.
+    /// Its options. The others of one store stand in its URL.
     pub(crate) fn options(self) -> &'static [&'static str] {
         match self {
-            Self::One => &[],
+            Self::One => &[RECORD],
             Self::Shards => &OF_A_SET,
             // The key determines the shard of a name.
             Self::Migrate => &OF_A_SET[1..],

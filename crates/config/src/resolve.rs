@@ -3,7 +3,7 @@
 use fencelock_core::{Error, Result, StoreUrl};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
-use crate::key::Kind;
+use crate::key::{Kind, RECORD};
 use crate::secret::refuse_password;
 use crate::stores::{Shard, Stores, What, name_of};
 
@@ -47,13 +47,20 @@ impl Stores {
         }
         way.push(name);
         let url = match &definition.what {
-            What::Url(url) => {
+            What::Url { url, record } => {
                 if name_of(url).is_some() {
                     let why = "its url is the name of a store; use that name";
                     return Err(self.error(name, why));
                 }
                 refuse_password(url).map_err(|error| self.error_in(name, &error))?;
-                url.clone()
+                match record {
+                    Some(record) => {
+                        let record = self.record(name, record, way)?;
+                        let sign = if url.contains('?') { '&' } else { '?' };
+                        format!("{url}{sign}{RECORD}={}", encoded(&record))
+                    }
+                    None => url.clone(),
+                }
             }
             What::Set {
                 kind,
@@ -79,6 +86,17 @@ impl Stores {
         };
         way.pop();
         Ok(url)
+    }
+
+    /// The URL of the store that keeps the record of the store with this name.
+    fn record<'s>(&'s self, of: &'s str, store: &'s str, way: &mut Vec<&'s str>) -> Result<String> {
+        match name_of(store) {
+            Some(other) => self.follow(other, way),
+            None => {
+                refuse_password(store).map_err(|error| self.error_in(of, &error))?;
+                Ok(store.to_owned())
+            }
+        }
     }
 
     fn shard<'s>(

@@ -41,8 +41,8 @@ pub(crate) struct Definition {
 
 #[derive(Clone, Debug)]
 pub(crate) enum What {
-    /// A URL, as written.
-    Url(String),
+    /// A URL, as written, and the store that keeps its record: a URL, or `@` and the name of another store.
+    Url { url: String, record: Option<String> },
     Set {
         kind: Kind,
         /// In the order of their ids. For two stores between which locks move: `from` and `to`.
@@ -165,7 +165,10 @@ fn definition<'a>(
     };
     refuse_unknown(place, &section, table, kind)?;
     let what = match kind {
-        Kind::One => What::Url(place.string("url", of)?),
+        Kind::One => What::Url {
+            url: place.string("url", of)?,
+            record: options(place, table, kind)?.pop().map(|(_, store)| store),
+        },
         Kind::Shards | Kind::Migrate => What::Set {
             kind,
             shards: match kind {

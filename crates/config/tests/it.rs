@@ -14,6 +14,10 @@ purpose = "efficiency"
 url = "etcd://e1,e2,e3?password-file=/run/secrets/etcd"
 purpose = "correctness"
 
+[store.redlock]
+url = "redlock://n1,n2,n3?node-timeout=20ms"
+record = "@sure"
+
 [store.orders]
 shards = { a = "@cache", b = "redis://r2", c = { store = "redis://r3?response-timeout=1s&max-ttl=2s", weight = 2 } }
 key = "{}"
@@ -37,10 +41,17 @@ name = "billing"
 fn a_whole_file_is_read() {
     let stores = Stores::read("f", WHOLE).unwrap();
     let names: Vec<_> = stores.names().collect();
-    assert_eq!(names, ["cache", "orders", "stock", "stock-2", "sure"]);
+    assert_eq!(
+        names,
+        ["cache", "orders", "redlock", "stock", "stock-2", "sure"]
+    );
     for (name, url) in [
         ("cache", "redis://cache:6379?prefix=billing/"),
         ("@cache", "redis://cache:6379?prefix=billing/"),
+        (
+            "redlock",
+            "redlock://n1,n2,n3?node-timeout=20ms&record=etcd://e1,e2,e3%3Fpassword-file=/run/secrets/etcd",
+        ),
         (
             "orders",
             "shards:?set=orders&key={}&a=redis://cache:6379%3Fprefix=billing/&b=redis://r2\

@@ -90,6 +90,8 @@ mod schema;
 mod shards;
 mod store;
 mod to_open;
+#[cfg(feature = "composite")]
+mod with_record;
 mod wrong_server;
 
 #[cfg(feature = "config")]

@@ -22,6 +22,18 @@ pub(crate) fn is_set(url: &StoreUrl) -> bool {
     SETS.contains(&url.scheme.as_str())
 }
 
+/// Refuses what is no store by itself as `what` of a set.
+pub(crate) fn refuse_set(what: &str, url: &StoreUrl) -> Result<()> {
+    if !is_set(url) && !url.scheme.starts_with("fencelock+http") {
+        return Ok(());
+    }
+    let why = format!(
+        "it cannot be {what}: a set is made of stores themselves, not of sets or lock services; put the service before \
+         the set"
+    );
+    Err(url.refuse(why))
+}
+
 /// One store of a set, still to be opened.
 pub(crate) struct Member {
     store: Mutex<ToOpen>,
@@ -34,14 +46,8 @@ impl Member {
     /// A store with these options; `what` is its role in a set.
     pub(crate) fn new(what: &str, store: Options) -> Result<Self> {
         let mut options = store?;
-        let url = options.url();
-        if is_set(url) || url.scheme.starts_with("fencelock+http") {
-            let why = format!(
-                "it cannot be {what}: a set has only plain stores as shards, no sets and no lock services; let the service serve the set"
-            );
-            return Err(url.refuse(why));
-        }
-        let url = url.clone();
+        let url = options.url().clone();
+        refuse_set(what, &url)?;
         let store = ToOpen::new(options)?;
         let shown = store.to_string();
         let store = Mutex::new(store);

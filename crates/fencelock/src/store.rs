@@ -121,6 +121,12 @@ from_options! {
 }
 
 fn of_scheme(url: StoreUrl) -> Result<Box<dyn StoreOptions>> {
+    #[cfg(feature = "composite")]
+    if crate::with_record::has_record(&url) {
+        let of_text = |text: String| Store::from(text).0;
+        let with_record = crate::with_record::WithRecord::new(url, of_scheme, of_text);
+        return Ok(Box::new(with_record));
+    }
     Ok(match url.scheme.as_str() {
         "memory" => Box::new(InMemory(url)),
         #[cfg(feature = "sqlite")]

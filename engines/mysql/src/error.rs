@@ -77,6 +77,11 @@ pub(super) fn caller_error(store: &str, action: &str, error: mysql_async::Error)
     }
 }
 
+/// Whether a table does not exist.
+pub(super) fn is_missing(error: &mysql_async::Error) -> bool {
+    matches!(error, mysql_async::Error::Server(server) if server.code == 1146)
+}
+
 pub(super) fn is_duplicate(error: &mysql_async::Error) -> bool {
     matches!(error, mysql_async::Error::Server(server) if server.code == 1062)
 }

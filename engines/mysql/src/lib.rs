@@ -14,6 +14,7 @@ mod ear;
 mod error;
 mod lease;
 mod options;
+mod record;
 mod request;
 mod server;
 mod tables;

@@ -17,6 +17,7 @@ pub(crate) struct Tables {
     pub(crate) ears: String,
     pub(crate) draws: String,
     pub(crate) record: String,
+    pub(crate) bound_record: String,
     pub(crate) names: String,
     pub(crate) bound: String,
     pub(crate) tokens: String,
@@ -29,6 +30,8 @@ pub(crate) enum Use {
     /// The tables for waking the waiters of leases. Leases also work without them.
     Ears,
     Connections,
+    /// The record of a strategy on a connection, which is made with the first one.
+    BoundRecord,
 }
 
 impl Tables {
@@ -43,6 +46,7 @@ impl Tables {
             ears: named("ears"),
             draws: named("draws"),
             record: named("record"),
+            bound_record: named("bound_record"),
             names: named("names"),
             bound: named("bound"),
             tokens: named("tokens"),
@@ -59,6 +63,7 @@ impl Tables {
             .replace("{ears}", &self.ears)
             .replace("{draws}", &self.draws)
             .replace("{record}", &self.record)
+            .replace("{bound_record}", &self.bound_record)
             .replace("{names}", &self.names)
             .replace("{bound}", &self.bound)
             .replace("{tokens}", &self.tokens)
@@ -81,6 +86,7 @@ impl Tables {
             include_str!("schema.sql"),
             include_str!("ears_schema.sql"),
             include_str!("bound_schema.sql"),
+            include_str!("bound_record_schema.sql"),
         ];
         self.fill(&all.join("\n"))
     }
@@ -109,6 +115,7 @@ impl Tables {
             Use::Leases => include_str!("schema.sql"),
             Use::Ears => include_str!("ears_schema.sql"),
             Use::Connections => include_str!("bound_schema.sql"),
+            Use::BoundRecord => include_str!("bound_record_schema.sql"),
         };
         let script = self.fill(script);
         let code = script

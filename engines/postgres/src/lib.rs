@@ -15,6 +15,7 @@ mod error;
 mod hosts;
 mod lease;
 mod options;
+mod record;
 mod server;
 mod tables;
 mod tls;

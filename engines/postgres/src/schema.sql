@@ -82,6 +82,15 @@ CREATE TABLE IF NOT EXISTS fencelock_record (
     text text NOT NULL
 );
 
+-- The same of the database as a store with strategy=advisory.
+CREATE TABLE IF NOT EXISTS fencelock_bound_record (
+    strategy text NOT NULL,
+    scope text COLLATE "C" NOT NULL,
+    version bigint NOT NULL,
+    text text NOT NULL,
+    PRIMARY KEY (strategy, scope)
+);
+
 -- A function that changes its meaning gets a new name: clients of several versions may use one database.
 CREATE OR REPLACE FUNCTION fencelock_now() RETURNS bigint LANGUAGE sql VOLATILE AS
 $$ SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint $$;

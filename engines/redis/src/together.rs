@@ -18,6 +18,7 @@ use std::task::{Context, Poll, Waker};
 
 use fencelock_core::support::Mutex;
 use fencelock_core::{BootInstant, Clock, LockName};
+use futures_util::FutureExt;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, ErrorKind, Pipeline, RedisError, Value};
@@ -251,6 +252,7 @@ pub(crate) struct Sending {
 
 async fn run(queue: Arc<Queue>, sending: Sending) {
     let mut under_way = FuturesUnordered::new();
+    let mut answered: Option<Answered> = None;
     loop {
         if sending.health.is_broken() {
             queue.fail_all();
@@ -260,19 +262,38 @@ async fn run(queue: Arc<Queue>, sending: Sending) {
         {
             under_way.push(batch);
         }
-        if under_way.is_empty() && queue.is_closed() {
+        if answered.is_none() && under_way.is_empty() && queue.is_closed() {
             return;
         }
-        tokio::select! {
-            biased;
-            Some(answered) = under_way.next(), if !under_way.is_empty() => {
-                answered.give();
-                // The callers of this batch run before the next batch's answers are handed out.
-                tokio::task::yield_now().await;
+        if answered.is_none() {
+            tokio::select! {
+                biased;
+                Some(first) = under_way.next(), if !under_way.is_empty() => answered = Some(first),
+                () = queue.wake_up.notified() => {}
             }
-            () = queue.wake_up.notified() => {}
+        }
+        if let Some(first) = answered.take() {
+            answered = give_some(first, &mut under_way);
+            // Their callers run before the answers of the next batch are given.
+            tokio::task::yield_now().await;
         }
     }
+}
+
+/// Gives the answers of a batch, and of others that are there already, as long as what all their callers ask for next fits into
+/// one batch: so small batches become one where this process has more to do than the server. Returns the batch whose turn is
+/// next, if its answers are there.
+fn give_some(first: Answered, under_way: &mut FuturesUnordered<OnItsWay>) -> Option<Answered> {
+    let mut room = MOST.saturating_sub(first.callers.len());
+    first.give();
+    while let Some(Some(next)) = under_way.next().now_or_never() {
+        match room.checked_sub(next.callers.len()) {
+            Some(left) => room = left,
+            None => return Some(next),
+        }
+        next.give();
+    }
+    None
 }
 
 #[derive(Default)]
@@ -286,6 +307,12 @@ struct Batch {
 struct Callers {
     of_releases: Vec<Caller<Option<Value>>>,
     of_takes: Vec<Caller<Taken>>,
+}
+
+impl Callers {
+    const fn len(&self) -> usize {
+        self.of_releases.len() + self.of_takes.len()
+    }
 }
 
 impl Batch {

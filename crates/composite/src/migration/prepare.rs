@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fencelock_core::{Engine, Error, Floor, Promises, Result};
+use fencelock_core::{Engine, Error, Floor, LeaseKind, Promises, Result};
 
 use crate::migration::change::{Migration, Opened, Stepped, now};
 use crate::migration::records::{Records, Settled};
@@ -328,6 +328,9 @@ fn check_store(engine: &dyn Engine) -> Result<()> {
     let promises = engine.promises();
     let why = match (promises.record, promises.floor) {
         (false, _) => "this kind of store keeps no record",
+        _ if promises.lease == LeaseKind::Connection => {
+            "a lock there ends with a connection; it can be a shard, and locks cannot move there while programs run"
+        }
         (_, Floor::Store) => return Ok(()),
         (_, Floor::Name) => {
             "it has several counters of tokens, and a token of one says nothing about the others"

@@ -8,7 +8,7 @@ use std::time::Duration;
 use fencelock_composite::{How, Migrate, Migration, Phase, Prepare, Stepped};
 use fencelock_core::engine::{Cursor, Page};
 use fencelock_core::layers::Layer;
-use fencelock_core::{Client, Engine, Error, LockView, Memory};
+use fencelock_core::{Client, Engine, Error, LeaseKind, LockView, Memory, Promises};
 use tokio::sync::watch;
 
 use crate::moving::{NoRecord, PACE, TIGHT, TTL, Two, token};
@@ -55,7 +55,45 @@ async fn a_lock_delay_that_was_not_allowed_is_refused_with_the_way_to_it() {
     assert!(!refused.contains("connection"), "{refused}");
 }
 
-/// A store that counts how often its locks were listed.
+/// A store whose locks end with a connection.
+#[derive(Debug)]
+struct OnConnections {
+    below: Memory,
+    promises: Promises,
+}
+
+impl Layer for OnConnections {
+    fn below(&self) -> &dyn Engine {
+        &self.below
+    }
+
+    fn promises(&self) -> &Promises {
+        &self.promises
+    }
+}
+
+impl fmt::Display for OnConnections {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("on-connections:")
+    }
+}
+
+#[tokio::test]
+async fn no_lock_moves_to_where_it_ends_with_a_connection() {
+    let below = Memory::new();
+    let promises = below.promises().clone().lease(LeaseKind::Connection);
+    let to = Arc::new(OnConnections { below, promises });
+    let stores = Migrate::between(
+        ("from", Arc::new(Memory::new()) as Arc<dyn Engine>),
+        ("to", to as Arc<dyn Engine>),
+    );
+    let set = stores.set("orders").migration().unwrap();
+    let refused = set.prepare(&terms(), "test").await.unwrap_err();
+    assert!(matches!(refused, Error::Unsupported { .. }), "{refused:?}");
+    assert!(refused.to_string().contains("connection"), "{refused}");
+}
+
+/// A store that says how often its locks were listed.
 #[derive(Debug)]
 struct Listed {
     engine: Arc<dyn Engine>,

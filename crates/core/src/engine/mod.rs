@@ -140,7 +140,8 @@ pub trait Engine: Debug + Display + Send + Sync + 'static {
     /// [`Error::Unsupported`] if the store has no record, and those of the request.
     async fn record(&self, scope: &str, change: Option<&RecordChange>) -> Result<Record> {
         let _ = (scope, change);
-        let why = "this kind of store keeps none; a set of stores needs one in each of them";
+        let why = "this kind of store keeps none, and a set of stores needs one of each of them; name another store that keeps \
+                   it, with record=URL";
         Err(Error::unsupported(self, "a record", why))
     }
 

@@ -183,7 +183,7 @@ impl Gate {
 
     /// Notes that no more requests are sent for this claim.
     pub(crate) fn forget(&self, claim: &ClaimId) {
-        self.state.lock().failed.remove(claim);
+        self.state.lock().forget(claim);
     }
 }
 
@@ -196,6 +196,13 @@ impl State {
         };
         let silent = now.since(self.silent_since.unwrap_or(open.since));
         Away { silent, again }
+    }
+
+    /// While all is well the set is empty, and its hash is saved.
+    fn forget(&mut self, claim: &ClaimId) {
+        if !self.failed.is_empty() {
+            self.failed.remove(claim);
+        }
     }
 
     fn begin(&mut self, now: BootInstant) {
@@ -274,7 +281,7 @@ impl Drop for Call<'_> {
                 state.successes.add(now);
                 state.answered(now);
                 if let Some(claim) = &self.claim {
-                    state.failed.remove(claim);
+                    state.forget(claim);
                 }
             }
             Outcome::NoAnswer => {

@@ -1,6 +1,8 @@
 //! The base of every layer: a call that the layer does not change goes to the engine below.
 
 use std::fmt::{Debug, Display};
+use std::future::Future;
+use std::pin::Pin;
 
 use async_trait::async_trait;
 
@@ -135,6 +137,10 @@ pub trait Layer: Debug + Display + Send + Sync + 'static {
     }
 }
 
+/// What a method with `async` returns in a trait with the attribute `async_trait`.
+type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// The calls of the hot paths return the layer's own future. With `async` there would be another one in a box around it.
 #[deny(clippy::missing_trait_methods)]
 #[async_trait]
 impl<L: Layer> Engine for L {
@@ -166,8 +172,13 @@ impl<L: Layer> Engine for L {
         self
     }
 
-    async fn place(&self, claim: &Claim) -> Result<Standing> {
-        Layer::place(self, claim).await
+    fn place<'a, 'c, 'f>(&'a self, claim: &'c Claim) -> Boxed<'f, Result<Standing>>
+    where
+        'a: 'f,
+        'c: 'f,
+        Self: 'f,
+    {
+        Layer::place(self, claim)
     }
 
     async fn wait(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
@@ -178,8 +189,13 @@ impl<L: Layer> Engine for L {
         Layer::renew(self, held).await
     }
 
-    async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
-        Layer::withdraw(self, claim, how).await
+    fn withdraw<'a, 'c, 'f>(&'a self, claim: &'c Claim, how: Leave) -> Boxed<'f, Result<Withdrawn>>
+    where
+        'a: 'f,
+        'c: 'f,
+        Self: 'f,
+    {
+        Layer::withdraw(self, claim, how)
     }
 
     async fn record(&self, scope: &str, change: Option<&RecordChange>) -> Result<Record> {

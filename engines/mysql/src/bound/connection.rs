@@ -15,7 +15,7 @@ use super::get_lock_sql::{ACQUIRE, TAKES_WRITES};
 use super::section::Section;
 use crate::config::Config;
 use crate::connection::{Connected, connect};
-use crate::error::failure;
+use crate::error::{failure, is_missing};
 use crate::options::Strategy;
 use crate::request::{Answer, Request, Statements, push_hex};
 use crate::server::ServerInfo;
@@ -51,7 +51,8 @@ impl Drop for OwnConn {
     }
 }
 
-type Asked = (OwnConn, Result<Vec<Answer>, mysql_async::Error>);
+type Answers = Result<Vec<Answer>, mysql_async::Error>;
+type Asked = (OwnConn, Answers);
 pub(crate) struct Session {
     wire: Option<OwnConn>,
     /// A request whose call was dropped. Its answer must be read before that of the next one.
@@ -105,6 +106,22 @@ impl Session {
 
     /// Runs a request. The call may be dropped: the next request comes after this one.
     pub(super) async fn run(&mut self, request: Request) -> Result<Vec<Answer>, Failure> {
+        let answer = self.ask(request).await?;
+        answer.map_err(|error| self.after_failure(error))
+    }
+
+    /// The same where a table may be missing that nothing depends on: `None` then.
+    pub(super) async fn run_if_there(
+        &mut self,
+        request: Request,
+    ) -> Result<Option<Vec<Answer>>, Failure> {
+        match self.ask(request).await? {
+            Err(error) if is_missing(&error) => Ok(None),
+            answer => answer.map(Some).map_err(|error| self.after_failure(error)),
+        }
+    }
+
+    async fn ask(&mut self, request: Request) -> Result<Answers, Failure> {
         let setting = self.setting.take();
         if setting.is_some() {
             // If the call is dropped after this, the timeout may be set or not.
@@ -133,7 +150,7 @@ impl Session {
         if setting.is_some() && answer.is_ok() {
             self.idle = setting;
         }
-        answer.map_err(|error| self.after_failure(error))
+        Ok(answer)
     }
 
     fn after_failure(&mut self, error: mysql_async::Error) -> Failure {
@@ -245,7 +262,7 @@ impl BoundLocks {
         }
         match self.check_tables(session).await {
             Err(Failure::NoTables(_)) => {
-                self.create_tables(session).await?;
+                self.create_tables(session, Use::Connections).await?;
                 self.check_tables(session).await?;
             }
             found => found?,
@@ -273,15 +290,16 @@ impl BoundLocks {
         session.run(request).await.map(drop)
     }
 
-    async fn create_tables(&self, session: &mut Session) -> Result<(), Failure> {
+    pub(super) async fn create_tables(
+        &self,
+        session: &mut Session,
+        what: Use,
+    ) -> Result<(), Failure> {
         let wire = session.wire.as_mut();
         let Some(conn) = wire.and_then(|wire| wire.conn.as_mut()) else {
             return Err(session.give_up("the connection has ended"));
         };
-        let created = self
-            .tables
-            .create(conn, Use::Connections, &self.config)
-            .await;
+        let created = self.tables.create(conn, what, &self.config).await;
         created.map_err(Failure::Final)
     }
 }

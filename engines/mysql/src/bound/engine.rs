@@ -3,7 +3,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use fencelock_core::engine::{Claim, Evict, LockView, Page};
+use fencelock_core::engine::{self, Claim, Evict, LockView, Page, RecordChange};
 use fencelock_core::{
     ClaimId, Durability, Error, Finding, Floor, LeaseKind, LockName, Promises, Result, Token,
     Tokens, Wake,
@@ -61,7 +61,8 @@ impl Dialect for BoundLocks {
             },
         )
         .ranges(true)
-        // The numbers keep their meaning while a connection is open.
+        .record(true)
+        // The numbers of a run mean the same for as long as a connection is open.
         .floor(match self.get_lock {
             true => Floor::Refused,
             false => Floor::Store,
@@ -254,6 +255,20 @@ impl Dialect for BoundLocks {
                 Err(Error::unavailable(self, action, why))
             }
         }
+    }
+
+    async fn store_record(
+        &self,
+        control: &mut Session,
+        scope: &str,
+        change: Option<&RecordChange>,
+    ) -> Result<engine::Record> {
+        let found = self.record_of_store(control, scope, change).await;
+        let action = match change {
+            None => "read the record",
+            Some(_) => "change the record",
+        };
+        found.map_err(|failed| self.error(action, failed))
     }
 
     async fn clean_up(&self, control: &mut Session) -> Result<()> {

@@ -18,6 +18,7 @@ mod get_lock_sql;
 mod inspect;
 mod record;
 mod section;
+mod store_record;
 mod stored;
 mod tokens;
 

@@ -11,6 +11,7 @@ mod ears;
 mod hosts;
 mod options;
 mod queue;
+mod record;
 mod restore;
 #[path = "../../../sql/tests/shared/mod.rs"]
 mod shared;

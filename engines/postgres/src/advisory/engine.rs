@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use fencelock_core::engine::{Claim, Evict, LockView, Page};
+use fencelock_core::engine::{self, Claim, Evict, LockView, Page, RecordChange};
 use fencelock_core::{
     ClaimId, Durability, Error, Finding, Floor, LeaseKind, LockName, Mode, Promises, Result, Token,
     Tokens, Wake,
@@ -17,7 +17,8 @@ use super::statements::{
 };
 use crate::connection::{Session, Values};
 use crate::diagnose;
-use crate::error::is_conflict;
+use crate::error::{is_conflict, is_missing};
+use crate::record::{OF_ADVISORY, action, record};
 use crate::server::limits;
 
 /// The longest idle timeout of PostgreSQL, in ms, is the longest ttl.
@@ -37,6 +38,7 @@ impl Dialect for Advisory {
         Ok(Promises::new("postgres", CLOCK)
             .shared(true)
             .ranges(true)
+            .record(true)
             .floor(Floor::Store)
             .lease(LeaseKind::Connection)
             .wake(Wake::Push)
@@ -219,6 +221,22 @@ impl Dialect for Advisory {
             .query(&self.hosts, action, DELETE, &[&pid, &started])
             .await
             .map(drop)
+    }
+
+    async fn store_record(
+        &self,
+        control: &mut Session,
+        scope: &str,
+        change: Option<&RecordChange>,
+    ) -> Result<engine::Record> {
+        let found = match record(control, &OF_ADVISORY, scope, change).await {
+            Err(error) if is_missing(&error) => {
+                self.hosts.create_tables(control).await?;
+                record(control, &OF_ADVISORY, scope, change).await
+            }
+            found => found,
+        };
+        found.map_err(|error| self.hosts.error(action(change), error))
     }
 
     async fn clean_up(&self, control: &mut Session) -> Result<()> {

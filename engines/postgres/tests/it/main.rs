@@ -13,6 +13,7 @@ mod options;
 #[cfg(feature = "tls")]
 mod own_tls;
 mod queue;
+mod record;
 mod restore;
 mod rows;
 mod settings;

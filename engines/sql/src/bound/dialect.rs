@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use fencelock_core::engine::{Claim, Evict, LockView, Page};
+use fencelock_core::engine::{self, Claim, Evict, LockView, Page, RecordChange};
 use fencelock_core::{
     BootInstant, ClaimId, Error, Finding, LockName, Mode, Promises, Result, Token, Tokens,
 };
@@ -166,6 +166,16 @@ pub trait Dialect: fmt::Debug + fmt::Display + Send + Sync + 'static {
     /// Ends that connection, if it is still open, and deletes its records. Returns when it holds nothing more.
     async fn end(&self, control: &mut Self::Session, session: &SessionId) -> Result<()>;
 
-    /// Deletes the records of ended connections, and unused rows.
+    /// Makes the change, if there is one, and returns the store's record ([`Engine::record`](fencelock_core::Engine::record)),
+    /// which has nothing to do with those of holds. Where its table is missing there is no record, and the first change has the
+    /// table created.
+    async fn store_record(
+        &self,
+        control: &mut Self::Session,
+        scope: &str,
+        change: Option<&RecordChange>,
+    ) -> Result<engine::Record>;
+
+    /// Deletes the records of ended connections, and rows that nobody uses.
     async fn clean_up(&self, control: &mut Self::Session) -> Result<()>;
 }

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use fencelock_core::engine::{
-    Claim, EventSource, EventStream, Grant, HeldClaim, Inspect, Leave, Place, Renewal, Standing,
-    Withdrawn,
+    Claim, EventSource, EventStream, Grant, HeldClaim, Inspect, Leave, Place, Record, RecordChange,
+    Renewal, Standing, Withdrawn,
 };
 use fencelock_core::support::Mutex;
 use fencelock_core::{Engine, Promises, Result};
@@ -127,7 +127,20 @@ impl<D: Dialect> Engine for BoundEngine<D> {
         Ok(withdrawn)
     }
 
-    /// Reports holds whose connection ended. A request to release arrives with a renewal.
+    async fn record(&self, scope: &str, change: Option<&RecordChange>) -> Result<Record> {
+        let state = &self.state;
+        state.check_open()?;
+        let action = match change {
+            None => "read the record",
+            Some(_) => {
+                state.check_writes("a change of the record")?;
+                "change the record"
+            }
+        };
+        on_control!(state.control, action, store_record(scope, change))
+    }
+
+    /// Holds whose connection ended. A request to let go arrives with a renewal.
     fn events(&self) -> Result<EventStream> {
         self.events.take(self)
     }

@@ -17,7 +17,8 @@ const WRONG: &str = "hunter2-wrong";
 /// The tables whose rows exist only while a name is used.
 const ROWS: &str = "\
     SELECT coalesce(sum((xpath('/row/n/text()', query_to_xml(format('SELECT count(*) AS n FROM %I', relname), false, true, '')) \
-    )[1]::text::bigint), 0) FROM pg_class WHERE relkind = 'r' AND relname LIKE 'fencelock%' AND relname NOT IN ('fencelock_store', 'fencelock_record')";
+    )[1]::text::bigint), 0) FROM pg_class WHERE relkind = 'r' AND relname LIKE 'fencelock%' AND relname NOT IN ('fencelock_store', 'fencelock_record', \
+    'fencelock_bound_record')";
 
 /// Deletes everything, as an administrator might.
 const ERASE: &str = "\
