@@ -30,6 +30,8 @@ pub(crate) fn is_known(engine: &str) -> bool {
 impl Seat {
     /// Puts the key of this place.
     pub(crate) async fn sit(contender: &Contender, name: &str, place: Place) -> Result<Self> {
+        // Without an engine that has a ring they are not used.
+        let _ = (name, place);
         match contender {
             #[cfg(feature = "etcd")]
             Contender::BareEtcd(bare) => Ok(Self::Etcd(Box::new(bare.seat(name, place).await?))),
