@@ -12,6 +12,7 @@ use std::time::Duration;
 use etcd_client::{Compare, CompareOp, Txn, WatchFilterType, WatchOptions};
 use fencelock_core::engine::{Claim, Grant, Standing};
 use fencelock_core::{Clock, Mode, Result};
+use futures_util::FutureExt;
 use futures_util::future::select_all;
 
 use crate::connection::Connection;
@@ -93,7 +94,14 @@ impl Watched {
         }
     }
 
-    /// Whether the predecessor held and was released, now that the watch with this index has reported something.
+    /// Whether the own key, which this revision created, ended before what was reported last. That is known by now, but perhaps
+    /// was not when its watch was asked.
+    fn own_has_ended(&mut self, revision: i64) -> bool {
+        let own = self.ends.first_mut();
+        own.is_some_and(|own| own.watch.changed_after(revision).now_or_never() == Some(true))
+    }
+
+    /// Whether the predecessor said that it held, now that the watch with this index reported something.
     async fn was_released(&mut self, index: usize, predecessor: &Predecessor) -> bool {
         match (index, &mut self.ends[..]) {
             (1, [_, _, _]) => true,
@@ -166,7 +174,11 @@ impl State {
         match now.next(&keys, &entry.session).await {
             Woken::By(0) | Woken::SessionEnded => Ok(None),
             Woken::By(index) => {
-                if predecessor.is_head || now.was_released(index, predecessor).await {
+                let released = predecessor.is_head || now.was_released(index, predecessor).await;
+                if now.own_has_ended(revision) {
+                    return Ok(None);
+                }
+                if released {
                     return self.grant(claim, Clock::Boot.now()).await;
                 }
                 self.look(claim, now, own, watched).await

@@ -36,7 +36,8 @@ pub(crate) struct Seen {
 }
 
 pub(crate) enum QueueView {
-    Alone,
+    /// Nobody is before the claim.
+    First,
     Children(Vec<String>),
 }
 
@@ -252,7 +253,7 @@ impl State {
         let number = sequence.into_i64();
         let alone = plan == Plan::ReadUnless(number) && lock_node.hint.confirms(number, connection);
         if alone {
-            return Ok(Some(Seen::new(connection, QueueView::Alone, sent)));
+            return Ok(Some(Seen::new(connection, QueueView::First, sent)));
         }
         let children = match children? {
             Some(children) => children,

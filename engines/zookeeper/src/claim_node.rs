@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fencelock_core::engine::Claim;
 use fencelock_core::{BootInstant, Clock, Mode, Token};
-use futures_util::TryFutureExt;
+use futures_util::{FutureExt, TryFutureExt};
 use zookeeper_client::{CreateMode, Error as Refusal, MultiWriteError, Stat};
 
 use crate::connection::{Connection, Session};
@@ -197,12 +197,14 @@ impl State {
     /// Deletes a claim's node; `false` if it did not exist. No two claims ever have nodes of the same name, so this never
     /// deletes the node of another one.
     pub(crate) async fn delete_node(&self, entry: &Arc<Entry>) -> Result<bool, Failure> {
-        let (node, managed, session) = {
+        let (node, managed, session, tells) = {
             let mut known = entry.known.lock();
+            let tells = known.tells_of_release(entry.id);
             // The end of this hold must not be reported as a loss.
             known.ended |= known.held;
             let node = known.node.as_ref().map(|node| node.name.clone());
-            (node, Arc::clone(&known.managed), Arc::clone(&known.session))
+            let (managed, session) = (&known.managed, &known.session);
+            (node, Arc::clone(managed), Arc::clone(session), tells)
         };
         let Some(node) = node else {
             return Ok(false);
@@ -214,8 +216,20 @@ impl State {
         let connection = managed.connection().await?;
         let sent = Clock::Boot.now();
         let path = entry.lock_node.child(&node);
-        let delete = connection.client().delete(&path, None);
-        match connection.write(sent, delete).await {
+        let mut deleted = None;
+        if tells {
+            let delete = self.delete_with_notice(&connection, entry, &node)?;
+            deleted = Some(connection.write(sent, delete).await);
+        }
+        let deleted = match deleted {
+            // Without a notice the waiter reads the queue.
+            None | Some(Err(Failure::Refused(Refusal::NoAuth | Refusal::QuotaExceeded))) => {
+                let delete = connection.client().delete(&path, None);
+                connection.write(sent, delete).await
+            }
+            Some(deleted) => deleted,
+        };
+        match deleted {
             Ok(()) => {}
             Err(Failure::Refused(Refusal::NoNode)) => {
                 entry.known.lock().node = None;
@@ -226,6 +240,26 @@ impl State {
         entry.lock_node.hint.note_deleted(&node);
         entry.known.lock().node = None;
         Ok(true)
+    }
+
+    /// Deletes the node of a hold, and tells the claim behind it (see the module `wait`).
+    fn delete_with_notice<'a>(
+        &self,
+        connection: &'a Connection,
+        entry: &Entry,
+        node: &str,
+    ) -> Result<impl Future<Output = Result<(), Refusal>> + use<'a>, Failure> {
+        let (path, notice) = (entry.lock_node.child(node), self.release_notice_path(node));
+        let options = CreateMode::Ephemeral.with_acls(self.config.acls());
+        let mut writer = connection.client().new_multi_writer();
+        // In this order, so that the notice is seen before the end of the node.
+        let added = writer
+            .add_create(&notice, b"", &options)
+            .and_then(|()| writer.add_delete(&notice, None))
+            .and_then(|()| writer.add_delete(&path, None));
+        added.map_err(Failure::Refused)?;
+        let commit = writer.commit();
+        Ok(commit.map(|committed| committed.map(drop).map_err(Refusal::from)))
     }
 }
 

@@ -1,12 +1,15 @@
+use std::fmt;
+use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use fencelock_core::engine::Claim;
 use fencelock_core::support::Mutex;
-use fencelock_core::{BootInstant, ClaimId, LockName, Token};
+use fencelock_core::{BootInstant, ClaimId, LockName, Mode, Token};
 
 use crate::connection::{Connection, Session};
 use crate::lock_node::LockNode;
+use crate::names;
 use crate::session::ManagedSession;
 use crate::stored::ClaimData;
 
@@ -17,6 +20,20 @@ pub(crate) struct Entry {
     pub(crate) name: LockName,
     pub(crate) lock_node: Arc<LockNode>,
     pub(crate) known: Mutex<Known>,
+    watches: Mutex<Watches>,
+}
+
+/// Watches that nobody waits for any more.
+#[derive(Default)]
+struct Watches(Vec<Spent>);
+
+/// A watch as long as it is not dropped.
+pub(crate) type Spent = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+impl fmt::Debug for Watches {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watches").finish_non_exhaustive()
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -88,11 +105,24 @@ impl Entry {
             name: claim.name.clone(),
             lock_node,
             known: Mutex::new(known),
+            watches: Mutex::default(),
         }
+    }
+
+    /// Keeps these watches as long as the claim.
+    pub(crate) fn keep_watching(&self, watches: [Spent; 2]) {
+        self.watches.lock().0.extend(watches);
     }
 }
 
 impl Known {
+    /// Whether the claim held in exclusive mode after it had waited. Then others may wait behind it, and nobody is before it.
+    pub(crate) fn tells_of_release(&self, id: ClaimId) -> bool {
+        let node = self.node.as_ref().map_or("", |node| &node.name);
+        let is_exclusive = node.starts_with(&names::claim_prefix(id, Mode::Exclusive));
+        self.held && is_exclusive && !self.waits_for.is_empty()
+    }
+
     /// The data that the holder writes into its node.
     pub(crate) fn data(&self, claim: &Claim, token: Token) -> ClaimData {
         ClaimData {

@@ -25,6 +25,12 @@ pub(crate) fn record_node(scope: &str) -> String {
     format!("%record{}", escape(scope, |_, c| is_plain(c)))
 }
 
+/// The node of the notice that the claim with this node held and was released. No lock's node has such a name either. It names the
+/// node and not the claim, since a claim may have had others.
+pub(crate) fn release_notice(node: &str) -> String {
+    format!("%released-{node}")
+}
+
 fn escape(name: &str, plain: impl Fn(usize, char) -> bool) -> String {
     let mut node = String::with_capacity(name.len());
     for (at, c) in name.char_indices() {

@@ -169,6 +169,10 @@ impl State {
         format!("{}/{node}", self.lock_node_path(name))
     }
 
+    pub(crate) fn release_notice_path(&self, node: &str) -> String {
+        format!("{}/{}", self.config.root, names::release_notice(node))
+    }
+
     pub(crate) fn queue(&self, name: &LockName, children: Vec<String>) -> Result<Queue> {
         Queue::new(children).map_err(|word| {let why = format!("a claim in the queue has the mode {word:?}, which this version does not know; use a newer fencelock");
 Error::not_a_lock(&self.config.store, name, why)})

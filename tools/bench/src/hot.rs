@@ -6,7 +6,7 @@ use std::time::Duration;
 use fencelock::{Clock, Result};
 use serde_json::{Value, json};
 
-use crate::bare::failed;
+use crate::bare::{Place, failed, ring};
 use crate::bench::Bench;
 use crate::contender::{Contender, Held, Who, engine};
 #[cfg(feature = "peers")]
@@ -15,8 +15,11 @@ use crate::report::Section;
 use crate::stats::{median, or_dash, percentile, rate, time};
 use crate::worker::{Acquisition, Act, Job, Workers};
 
-/// How long the loop runs before it counts.
+/// How long the loop runs before it counts, and how much longer for each client. In its first turns a client begins its sessions
+/// and opens its watches, and many clients do that at the same time.
 const WARM_UP: Duration = Duration::from_millis(300);
+const WARM_UP_OF_ONE: Duration = Duration::from_millis(15);
+const LONGEST_WARM_UP: Duration = Duration::from_secs(5);
 /// How long commands are counted after the measurement of the loop.
 const COUNTING: Duration = Duration::from_millis(300);
 
@@ -39,7 +42,8 @@ pub(crate) async fn measure_loop(bench: &Bench<'_>) -> Result<Section> {
         note: "Waiters are spread over processes; each one requests the lock again as soon as it has released it; \
                medians over rounds. A gap lasts from the beginning of a release until the next holder knows of its \
                grant. A round trip is the median PING (PostgreSQL: SELECT 1) of the same run, or a write where there \
-               is none. Commands: sent by clients per hand-off. Share: the turns of the most served waiter, divided by \
+               is none. Commands: sent by clients per hand-off. The bare clients have no lock: each watches the \
+               key of the one before it in a fixed order, deletes its own when that is deleted, and puts it again. Share: the turns of the most served waiter, divided by \
                those of the least served (inf: a waiter was never served). The run checks that tokens increase and \
                that holds do not overlap."
             .into(),
@@ -52,7 +56,10 @@ pub(crate) async fn measure_loop(bench: &Bench<'_>) -> Result<Section> {
     };
     for &waiters in &bench.args.waiters {
         for own_clients in bench.clients()? {
-            let whos = whos(bench, own_clients)?;
+            let mut whos = whos(bench, own_clients)?;
+            if own_clients && waiters >= ring::LEAST && ring::is_known(engine(bench.url)?) {
+                whos.insert(0, Who::Bare);
+            }
             let mut rounds = vec![Vec::new(); whos.len()];
             // In turn, so that a drift of the machine favours no contender.
             for _ in 0..bench.args.rounds {
@@ -144,6 +151,12 @@ fn jobs(bench: &Bench<'_>, act: Act, who: Who, waiters: usize, own_clients: bool
             first,
             names: 1,
             own_clients,
+            // The next place in the ring is in another process.
+            place: Place {
+                at: process,
+                of: waiters,
+            },
+            step: processes,
         });
         first += tasks;
     }
@@ -154,8 +167,14 @@ async fn one_loop(bench: &Bench<'_>, who: Who, waiters: usize, own_clients: bool
     let round_trip = bench.round_trip(who).await?;
     let jobs = jobs(bench, Act::Loop, who, waiters, own_clients);
     let mut workers = Workers::start(bench, &jobs).await?;
-    let from = Clock::Boot.now() + WARM_UP;
-    // Long enough that each waiter has many turns.
+    let clients = if own_clients {
+        waiters
+    } else {
+        bench.args.processes
+    };
+    let each = WARM_UP_OF_ONE.saturating_mul(u32::try_from(clients).unwrap_or(u32::MAX));
+    let from = Clock::Boot.now() + (WARM_UP + each).min(LONGEST_WARM_UP);
+    // Long enough for many turns of each waiter.
     let longer = u32::try_from(waiters / 250).unwrap_or(1).max(1);
     let until = from + bench.args.period * longer;
     let counts = bench.counts()?;
@@ -241,6 +260,8 @@ impl Holder {
             first: task,
             names: 1,
             own_clients: false,
+            place: Place::default(),
+            step: 1,
         };
         let mut workers = Workers::start(bench, &[job]).await?;
         workers.go(Clock::Boot.now()).await?;

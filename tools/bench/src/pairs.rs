@@ -5,7 +5,7 @@ use std::time::Duration;
 use fencelock::{BootInstant, Clock, Result};
 use serde_json::json;
 
-use crate::bare::failed;
+use crate::bare::{Place, failed};
 use crate::bench::Bench;
 use crate::contender::{Contender, Who, engine};
 #[cfg(feature = "peers")]
@@ -95,6 +95,8 @@ async fn one(bench: &Bench<'_>, who: Who, workers: usize, names: usize) -> Resul
         first: process * workers,
         names,
         own_clients: false,
+        place: Place::default(),
+        step: 1,
     };
     let (begun, pairs, ended);
     if bench.args.pair_processes == 1 && who.runs_here() {

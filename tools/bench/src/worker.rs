@@ -17,7 +17,8 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 use tokio::task::JoinSet;
 
-use crate::bare::failed;
+use crate::bare::ring::Seat;
+use crate::bare::{Place, failed};
 use crate::bench::{Bench, Relaunch};
 use crate::contender::{Contender, Who};
 
@@ -50,6 +51,10 @@ pub(crate) struct Job {
     pub(crate) names: usize,
     /// Whether each task has its own client, and so its own connection.
     pub(crate) own_clients: bool,
+    /// The place of the first task in the ring of bare clients.
+    pub(crate) place: Place,
+    /// How many places further the next task has its own.
+    pub(crate) step: usize,
 }
 
 /// One acquisition, in nanoseconds of the boot clock.
@@ -87,6 +92,7 @@ impl Job {
         json!({
             "act": act, "who": self.who.name(), "url": self.url, "name": self.name, "tasks": self.tasks,
             "first": self.first, "names": self.names, "own_clients": self.own_clients,
+            "at": self.place.at, "of": self.place.of, "step": self.step,
         })
     }
 
@@ -115,6 +121,11 @@ impl Job {
             own_clients: job["own_clients"]
                 .as_bool()
                 .ok_or_else(|| missing("own_clients"))?,
+            place: Place {
+                at: number("at")?,
+                of: number("of")?,
+            },
+            step: number("step")?,
         })
     }
 
@@ -308,6 +319,10 @@ pub async fn run_worker() -> Result<()> {
     for _ in 0..clients {
         contenders.push(Contender::open(job.who, &job.url).await?);
     }
+    let mut ring = Vec::new();
+    if job.act == Act::Loop && job.who == Who::Bare {
+        ring = sit(&job, &contenders).await?;
+    }
     println!("ready");
     let go = read_line().await?;
     let until = go.strip_prefix("go ").and_then(|nanos| nanos.parse().ok());
@@ -319,6 +334,7 @@ pub async fn run_worker() -> Result<()> {
             println!("pairs {pairs}");
         }
         Act::Hold => return Err(failed("a worker", "a holder has no job of this kind")),
+        Act::Loop if !ring.is_empty() => print!("{}", go_round(&job, ring, until).await?),
         Act::Loop | Act::Once => print!("{}", contend(&job, &contenders, until).await?),
     }
     println!("end");
@@ -358,6 +374,55 @@ async fn contend(job: &Job, contenders: &[Contender], until: BootInstant) -> Res
     tokio::task::yield_now().await;
     tokio::time::sleep(Duration::from_millis(1)).await;
     println!("waiting");
+    told(tasks).await
+}
+
+/// Each bare client in its place of the ring.
+async fn sit(job: &Job, contenders: &[Contender]) -> Result<Vec<Seat>> {
+    let mut ring = Vec::new();
+    let mut place = job.place;
+    for contender in contenders {
+        ring.push(Seat::sit(contender, &job.name, place).await?);
+        place.at += job.step;
+    }
+    for seat in &mut ring {
+        seat.watch().await?;
+    }
+    Ok(ring)
+}
+
+/// The turn goes round the ring. Returns the turns.
+async fn go_round(job: &Job, ring: Vec<Seat>, until: BootInstant) -> Result<String> {
+    let mut tasks = JoinSet::new();
+    for (task, mut seat) in ring.into_iter().enumerate() {
+        let task = job.first + task;
+        tasks.spawn(async move {
+            let mut seen = Vec::new();
+            loop {
+                let asked = Clock::Boot.now().as_nanos();
+                let token = seat.take().await?;
+                let granted = Clock::Boot.now().as_nanos();
+                let leaving = Clock::Boot.now();
+                seat.release().await?;
+                seen.push(Acquisition {
+                    task,
+                    asked,
+                    granted,
+                    leaving: leaving.as_nanos(),
+                    token,
+                });
+                if leaving >= until {
+                    return Ok::<_, fencelock::Error>(seen);
+                }
+            }
+        });
+    }
+    println!("waiting");
+    told(tasks).await
+}
+
+/// What the tasks have acquired, as lines.
+async fn told(mut tasks: JoinSet<Result<Vec<Acquisition>>>) -> Result<String> {
     let mut text = String::new();
     while let Some(seen) = tasks.join_next().await {
         for a in seen.map_err(|error| failed("a task", error))?? {

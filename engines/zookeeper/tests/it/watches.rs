@@ -9,6 +9,9 @@ use crate::{connect, packets, soon, until, wait_in_queue};
 /// Every session that has claimed something watches the token base until the session ends.
 const TOKEN_BASE: &str = "/%base";
 
+/// How the path of a release notice begins.
+const NOTICE: &str = "/%released-";
+
 /// How many sessions watch each path of a lock.
 fn watches(server: &ZooKeeper) -> BTreeMap<String, usize> {
     let mut watches = BTreeMap::new();
@@ -24,8 +27,16 @@ fn watches(server: &ZooKeeper) -> BTreeMap<String, usize> {
     watches
 }
 
+/// The same for the nodes of the claims, and for all other paths: those of release notices.
+fn claims_and_others(server: &ZooKeeper) -> (BTreeMap<String, usize>, BTreeMap<String, usize>) {
+    let is_claim = |path: &String| path.starts_with("/contended/_c_");
+    watches(server)
+        .into_iter()
+        .partition(|(path, _)| is_claim(path))
+}
+
 #[tokio::test(flavor = "multi_thread")]
-async fn a_waiter_watches_its_predecessor_only() {
+async fn a_waiter_watches_itself_and_its_predecessor() {
     let server = ZooKeeper::start().unwrap();
     let client = connect(&server.url()).await;
     let guard = client.lock("contended").await.unwrap();
@@ -36,13 +47,14 @@ async fn a_waiter_watches_its_predecessor_only() {
     let nodes = server.children("/contended").unwrap();
     assert_eq!(nodes.len(), 6);
     until(
-        "each is watched by the next, and nothing else is",
+        "each is watched by the next and by itself, but the holder is not by itself",
         async || {
-            let seen = watches(&server);
-            let waited: Vec<_> = seen.values().copied().collect();
-            seen.len() == 5
-                && waited == [1; 5]
-                && seen.keys().all(|path| path.starts_with("/contended/_c_"))
+            let (claims, others) = claims_and_others(&server);
+            let noticed = others.keys().all(|path| path.starts_with(NOTICE));
+            let notices: Vec<_> = others.into_values().collect();
+            let mut waited: Vec<_> = claims.into_values().collect();
+            waited.sort_unstable();
+            noticed && notices == [1; 5] && waited == [1, 1, 2, 2, 2, 2]
         },
     )
     .await;
@@ -72,11 +84,12 @@ async fn readers_watch_the_last_writer_ahead() {
         readers.push(wait_in_queue(&connect(&server.url()).await, "contended", true, place).await);
     }
     until(
-        "the holder is watched by one, the writer by three",
+        "the holder is watched by one, the writer by three and by itself",
         async || {
-            let mut waited: Vec<_> = watches(&server).into_values().collect();
+            let (claims, _) = claims_and_others(&server);
+            let mut waited: Vec<_> = claims.into_values().collect();
             waited.sort_unstable();
-            waited == [1, 3]
+            waited == [1, 4]
         },
     )
     .await;
@@ -100,7 +113,10 @@ async fn packets_per_hand_off(clients: usize) -> f64 {
     for place in 1..=clients {
         waiters.push(wait_in_queue(&connect(&url).await, "contended", false, place).await);
     }
-    until("all watch", async || watches(&server).len() == clients).await;
+    until("all watch", async || {
+        claims_and_others(&server).1.len() == clients
+    })
+    .await;
     let before = packets(&server);
     guard.release().await.unwrap();
     for waiter in waiters {
@@ -118,4 +134,38 @@ async fn packets_per_hand_off_do_not_grow_with_the_queue() {
     );
     assert!(of_16 < 8.0 && of_128 < 8.0, "{of_16} and {of_128}");
     assert!(of_128 < of_16 + 2.0, "{of_16} and {of_128}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_whose_node_was_deleted_takes_no_turn() {
+    let server = ZooKeeper::start().unwrap();
+    let client = connect(&server.url()).await;
+    let first = client.lock("contended").await.unwrap();
+    let mut waiters = Vec::new();
+    for place in 1..=3 {
+        waiters.push(wait_in_queue(&connect(&server.url()).await, "contended", false, place).await);
+    }
+    let [second, third, fourth] = <[_; 3]>::try_from(waiters).unwrap();
+    first.release().await.unwrap();
+    // It has waited, so its release gives a notice.
+    let second = soon("a turn", second).await.unwrap();
+    let line = in_order(&server);
+    server.delete(&format!("/contended/{}", line[1])).unwrap();
+    until("it has a new place, at the end", async || {
+        let now = in_order(&server);
+        now.len() == 3 && now[1] == line[2]
+    })
+    .await;
+    second.release().await.unwrap();
+    let fourth = soon("a turn", fourth).await.unwrap();
+    assert!(!third.is_finished());
+    fourth.release().await.unwrap();
+    drop(soon("a turn", third).await.unwrap());
+}
+
+/// The nodes of the claims, oldest first.
+fn in_order(server: &ZooKeeper) -> Vec<String> {
+    let mut line = server.children("/contended").unwrap();
+    line.sort_by(|a, b| a[a.len() - 10..].cmp(&b[b.len() - 10..]));
+    line
 }

@@ -6,11 +6,11 @@ use std::time::Instant;
 
 use etcd_client::{
     Client, Compare, CompareOp, ConnectOptions, Error as Driver, LockOptions, PutOptions, Txn,
-    TxnOp,
+    TxnOp, WatchFilterType, WatchOptions, WatchStream,
 };
 use fencelock::{BootInstant, Clock, Error, Result, StoreUrl};
 
-use super::failed;
+use super::{Place, failed};
 
 /// The ttl of all keys, in seconds: longer than every measurement.
 const LEASE: i64 = 600;
@@ -85,6 +85,28 @@ impl BareEtcd {
         Ok(times)
     }
 
+    /// Puts the key of a place in the ring `name`, and watches that of the place before.
+    pub(crate) async fn seat(&self, name: &str, place: Place) -> Result<EtcdSeat> {
+        let key = |at: usize| format!("bare/{name}/{at}");
+        let options = WatchOptions::new().with_filters([WatchFilterType::NoPut]);
+        let mut client = self.client.watch_client();
+        let watch = client.watch(key(place.before()), Some(options)).await;
+        let mut seat = EtcdSeat {
+            of: self.clone(),
+            key: key(place.at),
+            watch: watch.map_err(refuse)?,
+            // The first turn is that of the first place.
+            turn: (place.at == 0).then_some(0),
+            sits: false,
+        };
+        let opened = seat.watch.message().await.map_err(refuse)?;
+        if !opened.is_some_and(|opened| opened.created()) {
+            return Err(failed("the bare etcd client", "its watch was not opened"));
+        }
+        seat.sit().await?;
+        Ok(seat)
+    }
+
     fn leases(&self) -> std::sync::MutexGuard<'_, Vec<i64>> {
         self.leases.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -123,6 +145,56 @@ impl Locked {
         let mut service = self.of.client.lock_client();
         service.unlock(self.key).await.map_err(refuse)?;
         self.of.leases().push(self.lease);
+        Ok(())
+    }
+}
+
+/// A place in the ring.
+pub(crate) struct EtcdSeat {
+    of: BareEtcd,
+    key: String,
+    watch: WatchStream,
+    /// A turn that was not taken yet.
+    turn: Option<u64>,
+    /// Whether its key is there.
+    sits: bool,
+}
+
+impl EtcdSeat {
+    async fn sit(&mut self) -> Result<()> {
+        let leased = PutOptions::new().with_lease(self.of.lease);
+        let mut kv = self.of.client.kv_client();
+        kv.put(self.key.as_str(), "bare", Some(leased))
+            .await
+            .map_err(refuse)?;
+        self.sits = true;
+        Ok(())
+    }
+
+    /// Waits for the turn. Returns the revision that gave it.
+    pub(crate) async fn take(&mut self) -> Result<u64> {
+        if !self.sits {
+            self.sit().await?;
+        }
+        if let Some(turn) = self.turn.take() {
+            return Ok(turn);
+        }
+        loop {
+            let response = self.watch.message().await.map_err(refuse)?;
+            let ended = || failed("the bare etcd client", "its watch ended");
+            let response = response.ok_or_else(ended)?;
+            let changed = response.events().iter().filter_map(|event| event.kv());
+            if let Some(revision) = changed.map(|kv| kv.mod_revision()).max() {
+                return Ok(revision.unsigned_abs());
+            }
+        }
+    }
+
+    /// Ends the turn.
+    pub(crate) async fn release(&mut self) -> Result<()> {
+        self.sits = false;
+        let mut kv = self.of.client.kv_client();
+        kv.delete(self.key.as_str(), None).await.map_err(refuse)?;
         Ok(())
     }
 }

@@ -12,6 +12,7 @@ pub(crate) mod postgres;
 pub(crate) mod redis;
 #[cfg(feature = "redis")]
 pub(crate) mod redlock;
+pub(crate) mod ring;
 pub(crate) mod shards;
 #[cfg(feature = "sqlite")]
 pub(crate) mod sqlite;
@@ -19,6 +20,21 @@ pub(crate) mod sqlite;
 pub(crate) mod zookeeper;
 
 use fencelock::Error;
+
+/// Which place of the [ring](ring) a client has.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Place {
+    pub(crate) at: usize,
+    /// How many there are.
+    pub(crate) of: usize,
+}
+
+impl Place {
+    #[cfg(any(feature = "etcd", feature = "zookeeper"))]
+    fn before(self) -> usize {
+        (self.at + self.of - 1) % self.of
+    }
+}
 
 /// Refuses a URL with TLS: the baselines do not support it, and would send the password in the clear.
 ///

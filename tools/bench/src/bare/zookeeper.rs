@@ -3,15 +3,19 @@
 use std::time::{Duration, Instant};
 
 use fencelock::{BootInstant, Clock, Error, Result, StoreUrl};
-use zookeeper_client::{Acls, Client, CreateMode};
+use zookeeper_client::{Acls, Client, CreateMode, Error as Driver, EventType, OneshotWatcher};
 
-use super::failed;
+use super::{Place, failed};
 
 /// One session, shared by all tasks, as in the library.
 #[derive(Clone)]
 pub(crate) struct BareZooKeeper {
     client: Client,
     root: String,
+}
+
+fn refuse(error: Driver) -> Error {
+    failed("the bare ZooKeeper client", error)
 }
 
 impl BareZooKeeper {
@@ -35,7 +39,6 @@ impl BareZooKeeper {
 
     /// Locks `names` in turn until `until`. Returns the number of pairs.
     pub(crate) async fn pairs(&self, names: &[String], until: BootInstant) -> Result<u64> {
-        let refuse = |error| failed("the bare ZooKeeper client", error);
         let options = CreateMode::Ephemeral.with_acls(Acls::anyone_all());
         let mut pairs = 0;
         for name in names.iter().cycle() {
@@ -55,7 +58,6 @@ impl BareZooKeeper {
 
     /// How long each of `count` writes takes, one after the other, in nanoseconds.
     pub(crate) async fn round_trips(&self, count: usize) -> Result<Vec<f64>> {
-        let refuse = |error| failed("the bare ZooKeeper client", error);
         let options = CreateMode::Ephemeral.with_acls(Acls::anyone_all());
         let path = format!("{}/bare-round-trip", self.root);
         self.client
@@ -73,5 +75,84 @@ impl BareZooKeeper {
         }
         self.client.delete(&path, None).await.map_err(refuse)?;
         Ok(times)
+    }
+
+    /// Creates the node of a place in the ring `name`.
+    pub(crate) async fn seat(&self, name: &str, place: Place) -> Result<ZooKeeperSeat> {
+        let name = name.replace('/', "-");
+        let path = |at: usize| format!("{}/bare-{name}-{at}", self.root);
+        let mut seat = ZooKeeperSeat {
+            of: self.clone(),
+            path: path(place.at),
+            before: path(place.before()),
+            watcher: None,
+            sits: false,
+            first: place.at == 0,
+        };
+        seat.sit().await?;
+        Ok(seat)
+    }
+}
+
+/// A place in the ring.
+pub(crate) struct ZooKeeperSeat {
+    of: BareZooKeeper,
+    path: String,
+    before: String,
+    watcher: Option<OneshotWatcher>,
+    /// Whether its node is there.
+    sits: bool,
+    /// Whether the first turn of all is its own, and was not taken yet.
+    first: bool,
+}
+
+impl ZooKeeperSeat {
+    async fn sit(&mut self) -> Result<()> {
+        let options = CreateMode::Ephemeral.with_acls(Acls::anyone_all());
+        let create = self.of.client.create(&self.path, b"bare", &options);
+        create.await.map_err(refuse)?;
+        self.sits = true;
+        Ok(())
+    }
+
+    /// Watches the place before, once its node is there.
+    pub(crate) async fn watch(&mut self) -> Result<()> {
+        loop {
+            let look = self.of.client.check_and_watch_stat(&self.before);
+            let (stat, watcher) = look.await.map_err(refuse)?;
+            if stat.is_some() {
+                self.watcher = Some(watcher);
+                return Ok(());
+            }
+            watcher.changed().await;
+        }
+    }
+
+    /// Waits for the turn.
+    pub(crate) async fn take(&mut self) -> Result<u64> {
+        if std::mem::take(&mut self.first) {
+            return Ok(0);
+        }
+        if !self.sits {
+            self.sit().await?;
+        }
+        if self.watcher.is_none() {
+            self.watch().await?;
+        }
+        if let Some(watcher) = self.watcher.take() {
+            let event = watcher.changed().await;
+            if event.event_type != EventType::NodeDeleted {
+                let why = format!("its watch told of {:?}", event.event_type);
+                return Err(failed("the bare ZooKeeper client", why));
+            }
+        }
+        Ok(0)
+    }
+
+    /// Ends the turn.
+    pub(crate) async fn release(&mut self) -> Result<()> {
+        self.sits = false;
+        let deleted = self.of.client.delete(&self.path, None).await;
+        deleted.map_err(refuse)
     }
 }

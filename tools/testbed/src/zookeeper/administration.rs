@@ -97,6 +97,15 @@ impl ZooKeeper {
         })
     }
 
+    /// Deletes the node `path`, which has no children.
+    ///
+    /// # Errors
+    /// If the server does not answer, or there is no such node.
+    pub fn delete(&self, path: &str) -> Result<()> {
+        let path = path.to_owned();
+        self.administer(None, async move |client| client.delete(&path, None).await)
+    }
+
     /// Deletes the children of `path` and their children, as an administrator might. Each child is deleted with its own
     /// children at once, so that no claim of a queue is granted a lock and then deleted, too.
     ///
