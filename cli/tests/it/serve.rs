@@ -218,6 +218,24 @@ fn holds_that_end_with_a_second_signal_show_in_its_exit_code() {
     }
 }
 
+/// On etcd a replica that is about to end asks the holders to go.
+#[cfg(feature = "etcd")]
+#[test]
+fn a_command_learns_that_its_replica_is_about_to_end() {
+    let etcd = fencelock_testbed::Etcd::start().unwrap();
+    let fixture = Fixture::on(etcd.url());
+    let service = Service::start(&fixture, &["--drain", "15s"]);
+    let client = Fixture::on(service.store());
+    let mut run = client.start(&["run", "--ttl", "3s", "a", "--", "sleep", "60"]);
+    fixture.await_holder("a");
+    service.running().signal(Signal::TERM);
+    run.says("a replica of the lock service that is about to end");
+    assert_eq!(run.end().code, 128 + Signal::TERM.as_raw());
+    // Nothing was left.
+    assert_eq!(service.end().code, 0, "{}", fixture.read("serve"));
+    assert!(fixture.show("a")["token"].is_null());
+}
+
 /// The first block of the page starts the service. The other blocks are those of one client.
 #[cfg(feature = "redis")]
 #[test]
