@@ -75,7 +75,7 @@ pub(crate) async fn hold(args: Hold, store: Wanted) -> Outcome {
     }
 }
 
-/// Prints when another client asks for the lock. Returns only if printing fails.
+/// Prints when somebody asks for the lock. Returns only if printing fails.
 async fn report_asked(guard: &fencelock::Guard) -> Failure {
     guard.asked_to_release().await;
     match print(&json::asked()) {

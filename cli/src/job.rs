@@ -76,7 +76,7 @@ struct Job {
     halted: bool,
     /// Why the lock is lost.
     loss: Option<String>,
-    /// Another client has asked for the lock, and the command was asked to end.
+    /// Somebody has asked for the lock, and the command was asked to end.
     asked: bool,
     /// The command runs as a user whom the supervisor may not signal.
     denied: bool,
@@ -182,11 +182,11 @@ impl Job {
         }
     }
 
-    /// Another client asks for the lock: asks the command to end.
+    /// Another client, or a replica that is about to end, asks for the lock: asks the command to end.
     fn ask_to_end(&mut self, guard: &Guard) {
         self.asked = true;
         let name = guard.name();
-        let why = "another client asks for it (release --ask)";
+        let why = "another client (release --ask), or a replica of the lock service that is about to end, asks for it";
         say(&format!("lock {name}: {why}; the command is asked to end"));
         self.order(Order::Signal(Signal::TERM.as_raw()));
     }

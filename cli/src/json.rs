@@ -76,7 +76,7 @@ pub(crate) fn lost(reason: &str) -> String {
     object(&[("lost", true.into()), ("reason", reason.into())])
 }
 
-/// What `hold` prints when another client asks for the lock.
+/// What `hold` prints when somebody asks for the lock.
 pub(crate) fn asked() -> String {
     object(&[("asked", true.into())])
 }

@@ -58,6 +58,7 @@ pub(crate) async fn serve(args: Serve, store: Wanted) -> Outcome {
     tell_manager("STOPPING=1");
     say("draining: this replica refuses new claims, and ends when its last connection ends");
     let drain = settings.drain.unwrap_or(DRAIN);
+    let service = servers.first().map(|server| server.service().clone());
     let mut all = tokio::task::JoinSet::new();
     for server in servers {
         all.spawn(server.drain(drain));
@@ -71,7 +72,8 @@ pub(crate) async fn serve(args: Serve, store: Wanted) -> Outcome {
     };
     let ended = tokio::select! {
         ended = drained => ended,
-        () = signals.end() => 0,
+        // It ends at once. No hold is given back: the store frees each of them when its lease is over.
+        () = signals.end() => service.map_or(0, |service| service.bound_holds()),
     };
     let _ = tokio::time::timeout(store::CLOSE_TIMEOUT, engine.close()).await;
     match ended {

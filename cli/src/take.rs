@@ -121,7 +121,9 @@ pub(crate) async fn renew(args: GrantOptions, store: Wanted) -> Outcome {
     let (left, asked) = renewed?;
     print(&json::renewed(&detached.held, left, asked))?;
     if asked {
-        say(&format!("lock {name}: another client asks for it"));
+        say(&format!(
+            "lock {name}: another client, or a replica of the lock service that is about to end, asks for it"
+        ));
     }
     Ok(code::DONE)
 }

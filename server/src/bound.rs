@@ -27,7 +27,7 @@ pub(crate) struct Bound {
     table: Mutex<Table>,
     /// Notified when something is due earlier than before.
     changed: Notify,
-    /// How many claims are in the table.
+    /// How many claims this replica must still end before it may end itself: those in the table that do not stay.
     count: watch::Sender<usize>,
 }
 
@@ -38,6 +38,8 @@ struct Table {
     order: BTreeSet<(BootInstant, ClaimId)>,
     ended: HashSet<ClaimId>,
     ended_at: VecDeque<(BootInstant, ClaimId)>,
+    /// How many claims stay when this replica ends.
+    staying: usize,
     /// Whether a reaper task runs.
     reaped: bool,
 }
@@ -54,6 +56,8 @@ struct Entry {
     tokens: Vec<Token>,
     /// The claim is being withdrawn.
     ending: bool,
+    /// This replica ends while a client may still believe in the hold, and leaves it to the store.
+    stays: bool,
 }
 
 /// Why a request for a claim is refused.
@@ -69,6 +73,11 @@ impl Entry {
     /// Whether the client may no longer believe in its hold. A lost hold stays lost.
     fn is_lost(&self, now: BootInstant) -> bool {
         self.holds && self.believed.is_some_and(|until| until <= now)
+    }
+
+    /// Whether the client may believe in its hold.
+    fn is_believed(&self, now: BootInstant) -> bool {
+        self.holds && !self.ending && self.believed.is_some_and(|until| until > now)
     }
 }
 
@@ -112,6 +121,7 @@ impl Bound {
                     holds: false,
                     tokens: Vec::new(),
                     ending: false,
+                    stays: false,
                 };
                 table.order.insert((until, claim.id));
                 table.claims.insert(claim.id, entry);
@@ -134,25 +144,27 @@ impl Bound {
         self.tell(&table);
     }
 
-    /// Notes that the claim holds by this token. Returns its deadline, or `None` if it has ended.
-    pub(crate) fn holds(&self, id: ClaimId, token: Token) -> Option<BootInstant> {
-        let mut table = self.table.lock();
-        let entry = table.claims.get_mut(&id).filter(|entry| !entry.ending)?;
-        entry.holds = true;
-        if !entry.tokens.contains(&token) {
-            entry.tokens.push(token);
-        }
-        Some(entry.until)
+    /// Notes that the claim holds by this token.
+    pub(crate) fn holds(&self, id: ClaimId, token: Token) {
+        self.table.lock().note_hold(id, token);
     }
 
-    /// Notes that the client of a hold is told to believe until then. This never moves the time back, unless it is to
-    /// `shorten`.
-    pub(crate) fn tells(&self, id: ClaimId, until: BootInstant, shorten: bool) {
+    /// Notes that the client of a hold by this token is about to be told to believe until then. Returns until when it may
+    /// believe: not longer than this replica keeps the claim. `None` if the claim has ended. What an earlier answer said is
+    /// never moved back, unless it is to `shorten`.
+    pub(crate) fn tells(
+        &self,
+        id: ClaimId,
+        token: Token,
+        until: BootInstant,
+        shorten: bool,
+    ) -> Option<BootInstant> {
         let mut table = self.table.lock();
-        if let Some(entry) = table.claims.get_mut(&id) {
-            let before = entry.believed.filter(|_| !shorten);
-            entry.believed = Some(before.map_or(until, |before| until.max(before)));
-        }
+        let entry = table.note_hold(id, token)?;
+        let until = until.min(entry.until);
+        let before = entry.believed.filter(|_| !shorten);
+        entry.believed = Some(before.map_or(until, |before| until.max(before)));
+        Some(until)
     }
 
     /// Until when the client of a hold of this lock may believe. `None` if the hold is not here, or is ending.
@@ -197,13 +209,7 @@ impl Bound {
     /// Begins to withdraw the claim: the store says that it does not hold, or its client gives it back.
     pub(crate) fn end(&self, id: ClaimId) {
         let now = self.engine.clock().now();
-        let mut table = self.table.lock();
-        if let Some(entry) = table.claims.get_mut(&id) {
-            entry.ending = true;
-            let before = std::mem::replace(&mut entry.until, now);
-            table.order.remove(&(before, id));
-            table.order.insert((now, id));
-            drop(table);
+        if self.table.lock().end(id, now) {
             self.changed.notify_one();
         }
     }
@@ -222,7 +228,12 @@ impl Bound {
 
     /// How many claims are here.
     pub(crate) fn len(&self) -> usize {
-        *self.count.borrow()
+        self.table.lock().claims.len()
+    }
+
+    /// How many claims hold and are not being withdrawn.
+    pub(crate) fn holding(&self) -> usize {
+        self.table.lock().holding().count()
     }
 
     /// How many claims are in each state.
@@ -243,23 +254,34 @@ impl Bound {
         ]
     }
 
-    /// Begins to withdraw all claims, and returns how many of them held.
+    /// Ends this replica's part in all claims. It begins to withdraw those in which no client believes. A hold in which a client
+    /// may still believe stays at the store until its lease is over, as after a crash: nobody may get the lock before. Returns
+    /// how many holds that ended or left behind; each counts once.
     pub(crate) fn end_all(&self) -> usize {
-        let table = self.table.lock();
-        let all: Vec<ClaimId> = table.claims.keys().copied().collect();
-        let held = table
-            .claims
-            .values()
-            .filter(|entry| entry.holds && !entry.ending);
-        let held = held.count();
-        drop(table);
-        for id in all {
-            self.end(id);
+        let now = self.engine.clock().now();
+        let mut table = self.table.lock();
+        let held = table.holding().filter(|entry| !entry.stays).count();
+        let mut over = Vec::new();
+        let mut staying = table.staying;
+        for (id, entry) in &mut table.claims {
+            if entry.is_believed(now) {
+                staying += usize::from(!std::mem::replace(&mut entry.stays, true));
+            } else {
+                over.push(*id);
+            }
         }
+        table.staying = staying;
+        self.tell(&table);
+        // In the same lock, so that no client is told to believe in a claim that is about to end.
+        for id in over {
+            table.end(id, now);
+        }
+        drop(table);
+        self.changed.notify_one();
         held
     }
 
-    /// Returns once no claim is left.
+    /// Returns once no claim is left, except those that stay.
     pub(crate) async fn none_left(&self) {
         let mut count = self.count.subscribe();
         // This cannot fail: `self` owns the sender.
@@ -268,7 +290,8 @@ impl Bound {
 
     fn tell(&self, table: &Table) {
         self.count.send_if_modified(|count| {
-            let before = std::mem::replace(count, table.claims.len());
+            let left = table.claims.len() - table.staying;
+            let before = std::mem::replace(count, left);
             before != *count
         });
     }
@@ -355,8 +378,37 @@ impl Table {
         }
     }
 
+    /// The claims that hold and are not being withdrawn.
+    fn holding(&self) -> impl Iterator<Item = &Entry> {
+        let all = self.claims.values();
+        all.filter(|entry| entry.holds && !entry.ending)
+    }
+
+    /// Notes that the claim holds by this token. `None` if it has ended.
+    fn note_hold(&mut self, id: ClaimId, token: Token) -> Option<&mut Entry> {
+        let entry = self.claims.get_mut(&id).filter(|entry| !entry.ending)?;
+        entry.holds = true;
+        if !entry.tokens.contains(&token) {
+            entry.tokens.push(token);
+        }
+        Some(entry)
+    }
+
+    /// Makes the claim due now. `false` if it is not here.
+    fn end(&mut self, id: ClaimId, now: BootInstant) -> bool {
+        let Some(entry) = self.claims.get_mut(&id) else {
+            return false;
+        };
+        entry.ending = true;
+        let before = std::mem::replace(&mut entry.until, now);
+        self.order.remove(&(before, id));
+        self.order.insert((now, id));
+        true
+    }
+
     fn remove(&mut self, id: ClaimId) {
         if let Some(entry) = self.claims.remove(&id) {
+            self.staying -= usize::from(entry.stays);
             self.order.remove(&(entry.until, id));
         }
     }

@@ -15,7 +15,7 @@ use fencelock_wire::{
 use futures_util::future::join_all;
 use http::StatusCode;
 
-use crate::asked::{Asked, released, since_sent, token};
+use crate::asked::{Asked, released, token};
 use crate::audit::Deed;
 use crate::bound::NotHere;
 use crate::caller::Caller;
@@ -54,11 +54,15 @@ pub(crate) async fn renew(
             ..
         } => {
             replica.hear(&Ok(()));
+            let Some(told) = told(&replica, &held, counted_from + lease, received) else {
+                end(&replica, id);
+                return Err(lost(&name, id, token));
+            };
             kept(&replica, id, &name, token, counted_from + lease);
             let body = Renewed {
                 state: WordHeld::Held,
                 token,
-                lease_ms_since_sent: told(&replica, &held, counted_from, lease, received),
+                lease_ms_since_sent: told,
                 full_ttl: lease >= held.claim.ttl,
                 release_requested: asked || must_go(&replica),
             };
@@ -104,23 +108,22 @@ fn end(replica: &Replica, id: ClaimId) {
     }
 }
 
-/// How long a client may believe after a renewal, in milliseconds. It is at most the lease that this replica keeps, even if the
-/// session lasts longer.
+/// How long a client may believe after a renewal that lasts until then at the store, in milliseconds since the client sent it. It
+/// is at most the lease that this replica keeps, even if the session lasts longer. `None` if the claim has ended here meanwhile.
 fn told(
     replica: &Replica,
     held: &HeldClaim,
-    counted_from: BootInstant,
-    lease: Duration,
+    until: BootInstant,
     received: BootInstant,
-) -> u64 {
-    let told = since_sent(counted_from, lease, received);
-    let Some(bound) = &replica.bound else {
-        return told;
+) -> Option<u64> {
+    let until = match &replica.bound {
+        None => until,
+        Some(bound) => {
+            let until = until.min(received + held.claim.ttl);
+            bound.tells(held.claim.id, held.token, until, held.shorten)?
+        }
     };
-    let told = told.min(millis(held.claim.ttl));
-    let until = received + Duration::from_millis(told);
-    bound.tells(held.claim.id, until, held.shorten);
-    told
+    Some(millis(until.since(received)))
 }
 
 /// Whether holders are to leave because this replica, on which their claims depend, is about to end.
@@ -372,11 +375,15 @@ fn answer(
             ..
         }) => {
             let until = counted_from + lease;
+            let Some(told) = told(replica, held, until, received) else {
+                end(replica, claim);
+                return RenewedOne::Lost { claim };
+            };
             kept(replica, claim, &held.claim.name, held.token, until);
             RenewedOne::Held {
                 claim,
                 token: held.token,
-                lease_ms_since_sent: told(replica, held, counted_from, lease, received),
+                lease_ms_since_sent: told,
                 full_ttl: lease >= held.claim.ttl,
                 release_requested: asked || must_go(replica),
             }

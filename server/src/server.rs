@@ -155,8 +155,9 @@ impl Server {
 
     /// Ends in good order. New claims are refused, and open polls are answered at once. Every connection ends after its answer.
     /// Renewals and releases over new connections are served until no connection is left, or the time is over. On a store that
-    /// is bound to replicas it also waits until no claim is left, and withdraws those that are left after the time. Returns how
-    /// many holds that ended.
+    /// is bound to replicas it also waits until no claim is left. After the time it withdraws those in which no client believes.
+    /// A hold in which its client may still believe stays, and the store frees it when its lease is over, as after a crash: so
+    /// close the engine after this, which gives no hold back. Returns how many holds end with this replica.
     pub async fn drain(mut self, time: Duration) -> usize {
         self.service.refuse_new();
         let none = async {

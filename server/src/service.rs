@@ -12,7 +12,7 @@ use crate::principal::{Grant, Principal};
 use crate::replica::Replica;
 use crate::router;
 
-/// How long the last withdrawals may take. Claims that are left after it end with the session.
+/// How long the last withdrawals may take. Claims that are left after it end by their leases at the store.
 const LAST_WITHDRAWALS: Duration = Duration::from_secs(2);
 
 /// One replica, without a socket yet. Cheap to clone: all clones are one replica.
@@ -98,7 +98,14 @@ impl Service {
         }
     }
 
-    /// Withdraws the claims of this replica, and returns how many holds that ended.
+    /// How many holds belong to this replica, and end with it. Zero on a store that is not bound to replicas.
+    #[must_use]
+    pub fn bound_holds(&self) -> usize {
+        self.0.bound.as_ref().map_or(0, |bound| bound.holding())
+    }
+
+    /// Withdraws the claims of this replica in which no client believes, and leaves the others to the store. Returns how many
+    /// holds that ended.
     pub(crate) async fn end_claims(&self) -> usize {
         let Some(bound) = &self.0.bound else {
             return 0;

@@ -17,7 +17,7 @@ use fencelock_wire::{ClaimKey, Kind, SimpleGrant, SimpleTake, millis};
 use http::StatusCode;
 use http_body::{Frame, SizeHint};
 
-use crate::asked::{Asked, since_sent};
+use crate::asked::Asked;
 use crate::audit::Deed;
 use crate::caller::Caller;
 use crate::incoming::{Json, Received};
@@ -205,12 +205,8 @@ impl Taking {
         let held = HeldClaim::new(self.claim.clone().ttl(self.ttl), token);
         if let Some(bound) = &self.replica.bound {
             let until = self.replica.clock.now() + self.ttl + self.claim.lock_delay;
-            let here =
-                bound.holds(self.claim.id, token).is_some() && bound.renewing(&held, until).is_ok();
-            if !here {
-                let detail = "the grant ended before it could be confirmed; ask again";
-                return Err(Refusal::new(Kind::Unavailable, detail));
-            }
+            bound.holds(self.claim.id, token);
+            bound.renewing(&held, until).map_err(|_| grant_ended())?;
         }
         match self.replica.renewer.renew(held, visit).await {
             Renewal::Kept {
@@ -218,22 +214,19 @@ impl Taking {
                 lease,
                 ..
             } => {
-                let lease = since_sent(counted_from, lease, self.received);
+                let mut until = counted_from + lease;
                 if let Some(bound) = &self.replica.bound {
-                    let until = self.received + Duration::from_millis(lease);
-                    bound.tells(self.claim.id, until, false);
+                    let told = bound.tells(self.claim.id, token, until, false);
+                    until = told.ok_or_else(grant_ended)?;
                 }
-                Ok(lease)
+                Ok(millis(until.since(self.received)))
             }
             Renewal::Unknown(error) => {
                 let refusal = Refusal::of(&error);
                 self.replica.hear(&Err::<(), _>(error));
                 Err(refusal)
             }
-            _ => {
-                let detail = "the grant ended before it could be confirmed; ask again";
-                Err(Refusal::new(Kind::Unavailable, detail))
-            }
+            _ => Err(grant_ended()),
         }
     }
 
@@ -277,6 +270,11 @@ impl Taking {
             Err(_) => withdraw_in_background(&self.replica, claim),
         }
     }
+}
+
+fn grant_ended() -> Refusal {
+    let detail = "the grant ended before it could be confirmed; ask again";
+    Refusal::new(Kind::Unavailable, detail)
 }
 
 fn withdrawn(replica: &Replica, id: ClaimId) {

@@ -276,15 +276,13 @@ impl Asking {
     fn granted(&self, grant: &Grant, caller: &Caller, waited: bool) -> Result<Taken, Refusal> {
         let claim = &self.claim;
         let mut lease = since_sent(grant.counted_from, grant.lease, self.received);
-        if let Some(bound) = &self.replica.bound {
-            // Not longer than this replica keeps the claim.
-            let held = bound.holds(claim.id, grant.tokens.first);
-            let until = held.ok_or_else(|| self.ended())?;
-            lease = lease.min(millis(until.since(self.received)));
-            let until = self.received + Duration::from_millis(lease);
-            bound.tells(claim.id, until, false);
-        }
         let token = grant.tokens.first;
+        if let Some(bound) = &self.replica.bound {
+            let until = grant.counted_from + grant.lease;
+            let until = bound.tells(claim.id, token, until, false);
+            let until = until.ok_or_else(|| self.ended())?;
+            lease = millis(until.since(self.received));
+        }
         let line = |line: Line| line.name(claim.name.as_str()).claim(claim.id).token(token);
         caller.note_if_grants(line, Deed::Grant);
         let replica = &self.replica;
@@ -337,7 +335,7 @@ async fn place(
         if let Some(bound) = &asked.bound {
             match &standing {
                 // If its client is gone, the claim ends at its deadline.
-                Ok(Standing::Held(grant)) => drop(bound.holds(claim.id, grant.tokens.first)),
+                Ok(Standing::Held(grant)) => bound.holds(claim.id, grant.tokens.first),
                 Ok(Standing::Busy) => bound.is_not_there(claim.id),
                 _ => {}
             }

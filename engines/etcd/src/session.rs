@@ -212,8 +212,9 @@ impl Session {
         self.class.only == class.only && long_enough
     }
 
-    /// Notes a hold of this claim until its lease ends, counted from the request that was sent at `sent`. The end never moves
-    /// back, unless it is to `shorten`. Returns what the client may believe; `None` if the session has ended.
+    /// Notes a hold of this claim until its lease ends, counted from the request that was sent at `sent`, or from when the
+    /// session was confirmed if that was later. The end never moves back, unless it is to `shorten`. Returns what the client may
+    /// believe, which is never longer than the hold is kept; `None` if the session has ended.
     pub(crate) fn hold(
         &self,
         claim: &Claim,
@@ -227,11 +228,14 @@ impl Session {
             return None;
         }
         let counted_from = status.confirmed;
+        // The session may have been confirmed after the claim was sent. What the client may believe and what is kept begin at
+        // the same time.
+        let from = sent.max(counted_from);
         let longest = self.ttl.saturating_sub(claim.lock_delay);
-        let lease = longest.min(sent.since(counted_from) + claim.ttl);
+        let lease = longest.min(from.since(counted_from) + claim.ttl);
         let before = status.holds.get(&claim.id);
         let since = before.map_or(sent, |hold| hold.since);
-        let until = sent + claim.ttl + claim.lock_delay;
+        let until = from + claim.ttl + claim.lock_delay;
         let hold = Hold {
             key: key.to_vec(),
             revision,

@@ -4,6 +4,7 @@
 
 mod batch;
 mod bound;
+mod bound_end;
 mod boundary;
 mod client;
 mod dashboard;

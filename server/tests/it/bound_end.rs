@@ -1,0 +1,129 @@
+//! Stores on which a claim belongs to the replica that placed it: how long a hold is kept, whatever its replica does.
+
+use std::time::Duration;
+
+use fencelock_core::ClaimId;
+use fencelock_server::Server;
+use fencelock_testbed::{Etcd, Flow, Proxy, Redlock, ZooKeeper};
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
+
+use crate::bound::{memory, put, release, renew};
+use crate::client::{Answer, Client, replica};
+
+/// When a client that sent its request then must stop believing in this answer.
+fn end_of_validity(sent: Instant, answer: &Answer) -> Instant {
+    let lease = Duration::from_millis(answer.number("lease_ms_since_sent"));
+    sent + lease - lease / 100 - Duration::from_millis(2)
+}
+
+/// Polls until the claim holds. Returns when it was told, with its answer.
+async fn granted(at: &Server, client: &Client, id: ClaimId) -> (Instant, Value) {
+    let wait = json!({"name": "a", "queue": true, "wait_ms": 1000});
+    let begun = Instant::now();
+    loop {
+        let answer = put(at, client, id, wait.clone()).await;
+        if answer.status == 200 {
+            return (Instant::now(), answer.body());
+        }
+        answer.is(202);
+        let took = begun.elapsed();
+        assert!(took < Duration::from_secs(30), "not granted in {took:?}");
+    }
+}
+
+/// The client of a hold cannot renew it after its replica has ended, and believes in it until its lease is over.
+async fn a_hold_outlives_its_replica(store: &str) {
+    let engine = fencelock::open_engine(store).await.unwrap();
+    let at = replica(engine.clone()).await;
+    let other = replica(fencelock::open_engine(store).await.unwrap()).await;
+    let (client, waiter) = (Client::new(), Client::new());
+    let (id, next) = (client.claim(), waiter.claim());
+    let ttl = 4000;
+    let taken = put(&at, &client, id, json!({"name": "a", "ttl_ms": ttl})).await;
+    let token = taken.is(200)["token"].clone();
+    let sent = Instant::now();
+    let renewed = renew(&at, &client, id, &token, ttl).await;
+    renewed.is(200);
+    let valid_until = end_of_validity(sent, &renewed);
+    put(&other, &waiter, next, json!({"name": "a", "queue": true}))
+        .await
+        .is(202);
+    let begun = Instant::now();
+    assert_eq!(at.drain(Duration::from_millis(100)).await, 1);
+    engine.close().await.unwrap();
+    let ended = begun.elapsed();
+    let (at, grant) = granted(&other, &waiter, next).await;
+    let early = valid_until.saturating_duration_since(at);
+    assert!(early.is_zero(), "{early:?} before the end of the validity");
+    assert!(grant["token"].as_u64() > token.as_u64());
+    // It does not wait for the client.
+    assert!(ended < Duration::from_millis(ttl / 2), "{ended:?}");
+}
+
+#[tokio::test]
+async fn etcd_a_hold_outlives_its_drained_replica() {
+    let etcd = Etcd::start().unwrap();
+    a_hold_outlives_its_replica(&etcd.url()).await;
+}
+
+#[tokio::test]
+async fn zookeeper_a_hold_outlives_its_drained_replica() {
+    let zookeeper = ZooKeeper::start().unwrap();
+    a_hold_outlives_its_replica(&zookeeper.url()).await;
+}
+
+#[tokio::test]
+async fn redlock_a_hold_outlives_its_drained_replica() {
+    let redlock = Redlock::start(3).unwrap();
+    a_hold_outlives_its_replica(&redlock.url()).await;
+}
+
+/// What no client believes in is given back: waiters and holds that are over.
+#[tokio::test]
+async fn the_end_of_a_replica_gives_back_what_nobody_believes_in() {
+    let ((at, _), client) = (memory().await, Client::new());
+    let (over, waits) = (client.claim(), client.claim());
+    // It is kept for its lock-delay.
+    let take = json!({"name": "a", "ttl_ms": 100, "lock_delay_ms": 200});
+    put(&at, &client, over, take).await.is(200);
+    let wait = json!({"name": "a", "queue": true});
+    put(&at, &client, waits, wait).await.is(202);
+    sleep(Duration::from_millis(101)).await;
+    let service = at.service().clone();
+    assert_eq!(service.bound_claims(), 2);
+    assert_eq!(at.drain(Duration::ZERO).await, 1);
+    assert_eq!(service.bound_claims(), 0);
+}
+
+/// The read of a poll takes long, and then the claim moves to a session that begins only then.
+#[tokio::test]
+async fn etcd_a_slow_poll_is_told_no_longer_lease_than_its_replica_keeps() {
+    let etcd = Etcd::start().unwrap();
+    let to_store = Proxy::start(etcd.port(0)).unwrap();
+    let slow = etcd.url_at(&[to_store.port()]);
+    let at = replica(fencelock::open_engine(&slow).await.unwrap()).await;
+    let other = replica(fencelock::open_engine(&etcd.url()).await.unwrap()).await;
+    let clients = [Client::new(), Client::new(), Client::new()];
+    let [holds, polls, waits] = [0, 1, 2].map(|at| clients[at].claim());
+    let take = json!({"name": "a", "ttl_ms": 9000});
+    put(&other, &clients[0], holds, take).await.is(200);
+    let poll = json!({"name": "a", "ttl_ms": 2000, "queue": true});
+    put(&at, &clients[1], polls, poll.clone()).await.is(202);
+    let wait = json!({"name": "a", "queue": true});
+    put(&other, &clients[2], waits, wait).await.is(202);
+    to_store.requests(Flow::Hold);
+    release(&other, &clients[0], holds).await.is(200);
+    let sent = Instant::now();
+    let passes = async {
+        sleep(Duration::from_millis(800)).await;
+        to_store.requests(Flow::Pass);
+    };
+    let (answer, ()) = tokio::join!(put(&at, &clients[1], polls, poll), passes);
+    answer.is(200);
+    let valid_until = end_of_validity(sent, &answer);
+    // It does not renew.
+    let (at, _) = granted(&other, &clients[2], waits).await;
+    let early = valid_until.saturating_duration_since(at);
+    assert!(early.is_zero(), "{early:?} before the end of the validity");
+}
