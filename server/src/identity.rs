@@ -1,6 +1,6 @@
 //! The identity of the store. The clients of several replicas compare it: a lock that is taken in two stores protects nothing.
 //!
-//! The URL of a server identifies it. A file, or the memory of a process, is a different store on each machine under the same
+//! The URL of a server identifies it, together with the prefix of all names and, in a database, the schema. A file, or the memory of a process, is a different store on each machine under the same
 //! name.
 
 use std::fmt::Write;
@@ -12,11 +12,11 @@ use sha2::{Digest, Sha256};
 
 /// The store's name. For a store that is no server, it also has what distinguishes it from stores of the same name elsewhere.
 pub(crate) fn store_here(engine: &dyn Engine) -> String {
-    let name = engine.to_string();
+    let (name, identity) = (engine.to_string(), engine.identity());
     match engine.promises().engine {
-        "memory" => format!("{name} ({})", here(&this_process())),
-        "sqlite" => format!("{name} ({})", here(&file_of(&name))),
-        _ => name,
+        "memory" => format!("{identity} ({})", here(&this_process())),
+        "sqlite" => format!("{identity} ({})", here(&file_of(&name))),
+        _ => identity,
     }
 }
 

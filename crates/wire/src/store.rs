@@ -19,7 +19,7 @@ pub enum Binding {
 pub struct Store {
     /// The engine: "redis", "sqlite".
     pub engine: String,
-    /// Its URL, without passwords.
+    /// Its URL without passwords, and what else decides which locks it means, such as a prefix.
     pub store: String,
     /// What a claim belongs to.
     pub binding: Binding,

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use fencelock_core::engine::{Claim, Grant, Place, Standing};
-use fencelock_core::{Clock, Result, Tokens};
+use fencelock_core::{Clock, Error, Result, Tokens};
 use fencelock_wire::{Granted, Kind, LINES, ModeWord, Take, Waiting, millis, millis_up};
 use http::{Method, StatusCode};
 
@@ -37,6 +37,7 @@ pub(crate) async fn place(state: &State, claim: &Claim) -> Result<Standing> {
         true => Wait::AfterPlace,
         false => Wait::Not,
     };
+    let begun = Clock::Boot.now();
     let placed = put(state, claim, wait, limit, None).await;
     match &placed {
         Ok(Standing::Held(_)) => contention.lower(),
@@ -47,6 +48,12 @@ pub(crate) async fn place(state: &State, claim: &Claim) -> Result<Standing> {
         Err(failed) if goes_elsewhere(state, claim, &failed) => {
             state.entries.ends(&claim.id);
             Ok(Standing::Ended)
+        }
+        // The core must hear of a request that may still take effect: it withdraws the claim then.
+        Ok(Standing::Busy) if state.entries.is_doubted_since(&claim.id, begun) => {
+            let action = Action::of("taking", &claim.name).text();
+            let why = "one replica did not answer, and another one says that the lock is held";
+            Err(Error::unavailable(&state.config.store, action, why))
         }
         placed => Ok(placed?),
     }
@@ -112,6 +119,7 @@ pub(crate) async fn put(
         home: home.as_ref(),
         // A request that waits would delay the others.
         with_others: (wait == Wait::Not).then_some(What::Take),
+        moves_on: wait != Wait::Silently && !state.entries.is_waiting(&claim.id),
         limit,
     };
     let reply = match &state.homes {

@@ -17,7 +17,8 @@ pub(crate) const SPREADS: [(&str, Spread); 2] =
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Identity {
-    /// They were started with the same store URL, apart from passwords and options.
+    /// They were started with the same store URL, apart from passwords and options, and with the same prefix. In PostgreSQL
+    /// they find the tables in the same schema.
     Url,
     /// They reach the store by different URLs, and their operator confirms that it is the same store. It must still be of the
     /// same kind.

@@ -196,6 +196,13 @@ impl Entries {
         all.retain(|_, entry| !entry.is_over(now, late) || entry.is_in_use());
     }
 
+    /// Whether a request that was sent since then had no answer.
+    pub(crate) fn is_doubted_since(&self, claim: &ClaimId, begun: BootInstant) -> bool {
+        let all = self.all.lock();
+        let doubted = all.get(claim).and_then(|entry| entry.doubted);
+        doubted.is_some_and(|sent| sent >= begun)
+    }
+
     /// Keeps a poll whose place is known, for a later call. Returns the poll that cannot be kept: this one if the claim no
     /// longer waits, or the one that it replaces.
     pub(crate) fn keep_told(&self, claim: &ClaimId, told: Reply) -> Option<Reply> {

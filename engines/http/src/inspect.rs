@@ -40,6 +40,8 @@ impl State {
             at: None,
             home: None,
             with_others: None,
+            // A request that watches a lock has more time, and stays where it is.
+            moves_on: limit <= self.config.response_timeout,
             limit,
         };
         let reply = self.ask(request).await?;
@@ -85,6 +87,8 @@ impl State {
             at,
             home: None,
             with_others: None,
+            // An eviction that is repeated finds nobody, although it took effect.
+            moves_on: false,
             limit: self.config.response_timeout,
         };
         Ok(self.ask(request).await?)

@@ -31,6 +31,7 @@ mod exchange;
 mod home;
 mod idle;
 mod inspect;
+mod open;
 mod options;
 mod release;
 mod renew;

@@ -108,11 +108,22 @@ async fn release_once(
         at,
         home: home.as_ref(),
         with_others: Some(What::Release),
+        moves_on: true,
         limit: state.config.response_timeout,
     };
     let reply = state.ask(request).await?;
     match state.read::<Released>(&reply, action) {
-        Ok(released) => Ok((outcome(released.released), reply.sent)),
+        Ok(released) => {
+            let found = outcome(released.released);
+            // An earlier replica that did not answer has probably released it.
+            let found = match found {
+                Withdrawn::Expired | Withdrawn::NotOwner if reply.in_doubt_before => {
+                    Withdrawn::Released
+                }
+                found => found,
+            };
+            Ok((found, reply.sent))
+        }
         // The replica of the claim is gone, and the end of its session ends the claim. No other replica continues it.
         Err(failed) if failed.kind == Some(Kind::OtherReplica) => {
             Ok((Withdrawn::Expired, reply.sent))

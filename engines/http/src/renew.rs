@@ -135,7 +135,7 @@ async fn ask(
     let body = state.json(&RenewMany { claims })?;
     let action = Action::plain("renewing");
     let shortest = held.iter().map(|held| held.claim.ttl).min();
-    // Short enough that another replica can be asked in time.
+    // Short enough that it can be repeated in time.
     let limit = shortest.unwrap_or_default() / 3;
     let reply = state
         .ask(Request {
@@ -145,6 +145,8 @@ async fn ask(
             at: None,
             home: batch.home.as_ref(),
             with_others: None,
+            // The claims of a home are at no other replica.
+            moves_on: batch.home.is_none(),
             limit: limit.clamp(
                 SHORTEST_LIMIT.min(state.config.response_timeout),
                 state.config.response_timeout,

@@ -47,9 +47,11 @@ impl Replicas {
         let count = self.all.len();
         let first = match (self.spread, claim) {
             (Spread::Claim, Some(claim)) => {
-                // The last bytes of the ids are a counter.
+                // The first ten bytes of an id were drawn by the client, the others are a counter.
                 let bytes = claim.as_bytes();
-                usize::from(bytes[15]) | usize::from(bytes[14]) << 8
+                let drawn = u16::from_be_bytes([bytes[8], bytes[9]]);
+                let counted = u16::from_be_bytes([bytes[14], bytes[15]]);
+                usize::from(drawn) + usize::from(counted)
             }
             _ => fastrand::usize(..count),
         };
@@ -110,6 +112,13 @@ mod tests {
         }
         firsts.sort_unstable();
         assert_eq!(firsts, [0, 1, 2]);
+    }
+
+    #[test]
+    fn the_first_claims_of_many_clients_are_spread() {
+        let replicas = three(Spread::Claim);
+        let firsts = (0..200).map(|_| replicas.order(Some(&ClaimIds::new().unwrap().next()))[0]);
+        assert_eq!(firsts.collect::<std::collections::HashSet<_>>().len(), 3);
     }
 
     #[test]

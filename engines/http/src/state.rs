@@ -7,13 +7,11 @@ use bytes::Bytes;
 use fencelock_core::engine::{Claim, EventSender, Promises};
 use fencelock_core::support::{Contention, Mutex};
 use fencelock_core::{BootInstant, ClaimId, Clock, Error, Result};
-use fencelock_wire::{Kind, Store};
-use futures_util::future::join_all;
+use fencelock_wire::Kind;
 use http::{HeaderValue, Method, StatusCode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
-use tokio::time::sleep;
 
 use crate::batch::{Batches, What};
 use crate::config::{Config, Key};
@@ -21,6 +19,7 @@ use crate::connection::{Answer, Ask, Connections, NoAnswer};
 use crate::entry::Entries;
 use crate::error::{Action, RequestError, refused, unreadable};
 use crate::home::{Home, Homes};
+use crate::open::{ask_all, ask_store, homes};
 use crate::replicas::Replicas;
 use crate::reply::{Asked, Reply};
 use crate::server::ServerInfo;
@@ -28,14 +27,11 @@ use crate::server::ServerInfo;
 /// How many ids of replicas that serve this store are remembered. There are only more if replicas restart.
 const MOST_KNOWN: usize = 256;
 
+/// The least time that a replica has for an answer, although another one could be asked.
+const SHORTEST_PART: Duration = Duration::from_millis(20);
+
 /// How many connections to a load balancer are tried before its replica counts as one that does not answer.
 const TRIES: usize = 4;
-
-/// How many more connections are used to check that one replica is at an address.
-const CONNECTIONS: usize = 3;
-
-/// Once one replica has answered while a store is opened, the others have this long to answer.
-const LATER: Duration = Duration::from_millis(500);
 
 #[derive(Debug)]
 pub(crate) struct State {
@@ -70,6 +66,9 @@ pub(crate) struct Request<'a> {
     pub(crate) home: Option<&'a Arc<Home>>,
     /// What it asks for, if it may be sent together with others.
     pub(crate) with_others: Option<What>,
+    /// Whether it goes on to the next replica if one does not answer in a part of `limit`. Such a request may take effect more
+    /// than once.
+    pub(crate) moves_on: bool,
     /// The longest time that all of it may take.
     pub(crate) limit: Duration,
 }
@@ -160,7 +159,8 @@ impl State {
             })
     }
 
-    /// Sends a request to one replica. Tries the next one only if nothing was sent, or the replica began nothing.
+    /// Sends a request to one replica. Tries the next one if nothing was sent, or the replica began nothing, or the request
+    /// moves on.
     pub(crate) async fn ask(&self, request: Request<'_>) -> Result<Reply, RequestError> {
         if let Some(home) = request.home {
             return self.ask_home(request, home).await;
@@ -176,24 +176,41 @@ impl State {
                 break;
             }
             let replica = Asked::Listed(index);
-            match self.ask_one(&replica, request, left).await {
+            let limit = self.time_for(index, &request, left);
+            match self.ask_one(&replica, request, limit).await {
                 Ok(answer) => {
                     return Ok(Reply {
                         answer,
                         sent,
                         replica,
+                        in_doubt_before: failed.is_some_and(|failed: RequestError| failed.in_doubt),
                     });
                 }
                 Err(error) => {
                     self.note_doubt(request, &error, sent);
-                    if error.in_doubt || matches!(error.error, Error::Closed) {
+                    let is_done = error.in_doubt && !request.moves_on;
+                    if is_done || matches!(error.error, Error::Closed) {
                         return Err(error);
                     }
-                    failed = failed.or(Some(error));
+                    failed = match failed {
+                        // An error in doubt says more than one of a request that was not sent.
+                        Some(before) if before.in_doubt || !error.in_doubt => Some(before),
+                        _ => Some(error),
+                    };
                 }
             }
         }
         Err(failed.unwrap_or_else(|| self.unreached(request.action)))
+    }
+
+    /// How long one replica may take of the time that is left. A replica that hangs must leave time for another one. If no other
+    /// one works, it gets all of the time.
+    fn time_for(&self, index: usize, request: &Request<'_>, left: Duration) -> Duration {
+        if !request.moves_on || !self.replicas.has_another(index) {
+            return left;
+        }
+        let part = request.limit.min(self.info.window()) / 4;
+        left.min(part.max(SHORTEST_PART))
     }
 
     /// Sends the first request of a claim to a replica that then has the claim. Tries the next one only if nothing was sent, or
@@ -216,7 +233,10 @@ impl State {
                 }
                 let home = match known.take() {
                     Some(home) => home,
-                    None => match self.find_home(homes, index, left).await {
+                    None => match self
+                        .find_home(homes, index, self.time_for(index, &request, left))
+                        .await
+                    {
                         Ok(home) => home,
                         Err(error) => {
                             failed = failed.or(Some(error.into()));
@@ -225,7 +245,8 @@ impl State {
                     },
                 };
                 self.entries.lives(claim, &home);
-                let limit = until.since(Clock::Boot.now());
+                let left = until.since(Clock::Boot.now());
+                let limit = self.time_for(index, &request, left);
                 match self.ask_home(Request { limit, ..request }, &home).await {
                     Ok(reply) if reply.status() == StatusCode::MISDIRECTED_REQUEST => {
                         failed = failed.or(self.read::<()>(&reply, request.action).err());
@@ -295,6 +316,7 @@ impl State {
                 answer,
                 sent,
                 replica,
+                in_doubt_before: false,
             }),
             Err(error) => {
                 self.note_doubt(request, &error, sent);
@@ -446,6 +468,7 @@ impl State {
             at: None,
             home: None,
             with_others: None,
+            moves_on: true,
             limit: self.config.response_timeout,
         };
         let reply = self.ask(request).await?;
@@ -493,104 +516,4 @@ impl State {
             unreadable(&self.config.store, address, action, &error.to_string())
         })
     }
-}
-
-/// The replicas that take claims. Each must be reachable by an address of its own: behind a load balancer, a request about a
-/// claim would often reach a replica that does not have it.
-async fn homes(config: &Config, said: &[(usize, Store)]) -> Result<Homes> {
-    let mut found = vec![None; config.replicas.len()];
-    for (index, store) in said {
-        if store.advertise.is_none() {
-            is_one_replica(config, *index, store).await?;
-        }
-        found[*index] = Some(Arc::new(Home::new(config, *index, store)?));
-    }
-    Ok(Homes::new(found))
-}
-
-/// Refuses an address at which several replicas answer. Each request uses a new connection, because load balancers choose by
-/// connection.
-async fn is_one_replica(config: &Config, index: usize, said: &Store) -> Result<()> {
-    let address = &config.replicas[index];
-    let asked = (0..CONNECTIONS).map(async |_| {
-        let connections = Connections::new(config);
-        ask_store(config, &connections, address, config.response_timeout).await
-    });
-    // A replica that does not answer now proves nothing.
-    let others = join_all(asked).await.into_iter().flatten();
-    for other in others {
-        if other.replica != said.replica {
-            let why = format!(
-                "several replicas answer at {address}, and its store {} is one on which a claim belongs to the replica that \
-                 took it; name the replicas themselves in the URL, or start each with its own URL as advertise",
-                said.store
-            );
-            return Err(Error::config(&config.store, why));
-        }
-    }
-    Ok(())
-}
-
-/// What each replica says about its store. Once one has answered, the others have only [`LATER`] left: the store can be opened
-/// without them, and a replica that answers later is checked then.
-async fn ask_all(
-    config: &Config,
-    connections: &Connections,
-    replicas: &Replicas,
-) -> Vec<Result<Store>> {
-    let one_answered = watch::Sender::new(false);
-    let asked = (0..replicas.len()).map(async |index| {
-        let address = replicas.address(index);
-        let asked = ask_store(config, connections, address, config.response_timeout);
-        let mut answered = one_answered.subscribe();
-        let too_late = async {
-            // This cannot fail: the sender lives longer.
-            let _ = answered.wait_for(|answered| *answered).await;
-            sleep(LATER).await;
-        };
-        tokio::select! {
-            biased;
-            said = asked => {
-                if said.is_ok() {
-                    one_answered.send_replace(true);
-                }
-                said
-            }
-            () = too_late => {
-                let why = format!("{address}: no answer {LATER:?} after another replica's");
-                Err(Error::unavailable(&config.store, "opening the store", why))
-            }
-        }
-    });
-    join_all(asked).await
-}
-
-/// What one replica says about its store.
-async fn ask_store(
-    config: &Config,
-    connections: &Connections,
-    address: &str,
-    limit: Duration,
-) -> Result<Store> {
-    let action = Action::plain("opening the store");
-    let unavailable = |why: String| {
-        let cause = format!("{address}: {why}");
-        Error::unavailable(&config.store, action.text(), cause)
-    };
-    let answer = connections.ask(address, Ask::get("/v1/store"), limit).await;
-    let answer = answer.map_err(|none| match none {
-        NoAnswer::Closed => Error::Closed,
-        NoAnswer::NotSent(why) | NoAnswer::InDoubt(why) => unavailable(why),
-    })?;
-    if !answer.status.is_success() {
-        let refused = refused(&config.store, address, action, answer.status, &answer.body);
-        return Err(refused.error);
-    }
-    let read = serde_json::from_slice(&answer.body);
-    read.map_err(|error| {
-        let why = format!(
-            "{address} does not answer as the lock service does: {error}; check host and port"
-        );
-        Error::config(&config.store, why)
-    })
 }

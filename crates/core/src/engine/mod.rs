@@ -123,6 +123,12 @@ pub trait Engine: Debug + Display + Send + Sync + 'static {
         None
     }
 
+    /// What distinguishes this store from others: its address, and all else that decides which locks a name means there. It has
+    /// no secret. Programs that share locks compare it.
+    fn identity(&self) -> String {
+        self.to_string()
+    }
+
     /// The lane of a name. The core renews claims of different lanes by different calls, so that a part of a store that does
     /// not answer does not delay the renewals of other parts.
     fn lane(&self, name: &LockName) -> u32 {

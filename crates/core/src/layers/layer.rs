@@ -66,6 +66,11 @@ pub trait Layer: Debug + Display + Send + Sync + 'static {
         self.below().claim_ids()
     }
 
+    /// See [`Engine::identity`].
+    fn identity(&self) -> String {
+        self.below().identity()
+    }
+
     /// See [`Engine::lane`].
     fn lane(&self, name: &LockName) -> u32 {
         self.below().lane(name)
@@ -158,6 +163,10 @@ impl<L: Layer> Engine for L {
 
     fn claim_ids(&self) -> Option<[u8; 10]> {
         Layer::claim_ids(self)
+    }
+
+    fn identity(&self) -> String {
+        Layer::identity(self)
     }
 
     fn lane(&self, name: &LockName) -> u32 {

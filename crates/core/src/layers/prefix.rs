@@ -77,6 +77,10 @@ impl Layer for Prefix {
         &*self.engine
     }
 
+    fn identity(&self) -> String {
+        format!("{}, prefix {:?}", self.engine.identity(), self.prefix)
+    }
+
     fn lane(&self, name: &LockName) -> u32 {
         // A name that is too long was refused when it was placed, so it is never renewed.
         self.outer(name).map_or(0, |name| self.engine.lane(&name))

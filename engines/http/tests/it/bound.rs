@@ -11,7 +11,7 @@ use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::batches::{names, pairs, served};
-use crate::{connect, serve_as, soon, until, wait_for};
+use crate::{at_first, connect, serve_as, soon, until, wait_for};
 
 /// The shortest window of etcd.
 const WINDOW: Duration = Duration::from_secs(2);
@@ -68,8 +68,7 @@ async fn two(etcd: &Etcd) -> [Replica; 2] {
     [Replica::start(etcd).await, Replica::start(etcd).await]
 }
 
-/// Each replica reaches the store through a proxy of its own, so by another URL. The first claim of a client goes to the first
-/// replica.
+/// Each replica reaches the store through a proxy of its own, so by another URL.
 fn url(ports: impl IntoIterator<Item = u16>) -> String {
     let hosts = ports.into_iter().map(|port| format!("127.0.0.1:{port}"));
     let hosts = hosts.collect::<Vec<_>>().join(",");
@@ -157,7 +156,7 @@ async fn waits_elsewhere(reach: fn(&[Replica]) -> String, harm: fn(&mut Replica)
     let etcd = Etcd::start().unwrap();
     let mut replicas = two(&etcd).await;
     let holder = connect(&direct(&replicas[1..])).await;
-    let client = connect(&reach(&replicas)).await;
+    let client = Client::new(at_first(&reach(&replicas)).await).unwrap();
     let guard = hold(&holder, Duration::from_secs(10)).await;
     let waiting = wait_for(&client, "a");
     waiters(&holder, 1).await;
@@ -219,7 +218,7 @@ async fn is_lost_in_time(again: bool) {
     let etcd = Etcd::start().unwrap();
     let mut replicas = two(&etcd).await;
     let other = connect(&direct(&replicas[1..])).await;
-    let client = connect(&direct(&replicas)).await;
+    let client = Client::new(at_first(&direct(&replicas)).await).unwrap();
     let guard = hold(&client, Duration::from_secs(5)).await;
     assert_eq!(replicas[0].bound_claims(), 1, "it holds at the first");
     let waiting = wait_for(&other, "a");
@@ -262,7 +261,7 @@ async fn a_claim_that_a_replica_has_ended_does_not_come_back() {
     let replicas = two(&etcd).await;
     let holder = connect(&direct(&replicas[1..])).await;
     let guard = hold(&holder, Duration::from_secs(10)).await;
-    let engine = fencelock::open_engine(direct(&replicas)).await.unwrap();
+    let engine = at_first(&direct(&replicas)).await;
     let ids = ClaimIds::with(engine.claim_ids().unwrap());
     let claim = || Claim::new(ids.next(), "me", LockName::new("a").unwrap());
     let old = claim();

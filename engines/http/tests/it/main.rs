@@ -7,6 +7,7 @@ mod batches;
 mod bound;
 mod connections;
 mod events;
+mod hung;
 mod lines;
 mod renewals;
 mod replicas;
@@ -96,6 +97,19 @@ pub(crate) async fn connect(url: &str) -> Client {
     soon("opening the store", fencelock::connect(url))
         .await
         .unwrap()
+}
+
+/// A client of two replicas whose first claim goes to the first one. Which one that is depends on the first ten bytes of its
+/// ids, which are drawn.
+pub(crate) async fn at_first(url: &str) -> Arc<dyn Engine> {
+    loop {
+        let opened = soon("opening the store", fencelock::open_engine(url)).await;
+        let engine = opened.unwrap();
+        let drawn = engine.claim_ids().unwrap();
+        if drawn[9] % 2 == 0 {
+            return engine;
+        }
+    }
 }
 
 pub(crate) fn wait_for(client: &Client, name: &str) -> JoinHandle<Result<Guard>> {

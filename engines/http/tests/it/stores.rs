@@ -32,6 +32,28 @@ async fn replicas_of_two_stores_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn replicas_with_two_prefixes_are_refused() {
+    let dir = Dir::new("http-stores").unwrap();
+    for (one, other) in [("?prefix=a/", "?prefix=b/"), ("", "?prefix=b/")] {
+        let replicas = [
+            Replica::start(file(&dir, &format!("a.db{one}")).await).await,
+            Replica::start(file(&dir, &format!("a.db{other}")).await).await,
+        ];
+        let opened = soon("a refusal", fencelock::connect(url(&replicas))).await;
+        let text = match opened {
+            Err(error @ Error::Config { .. }) => error.to_string(),
+            other => panic!("{other:?}"),
+        };
+        assert!(text.contains("two stores") && text.contains("b/"), "{text}");
+    }
+    let same = [
+        Replica::start(file(&dir, "a.db?prefix=a/").await).await,
+        Replica::start(file(&dir, "a.db?prefix=a/").await).await,
+    ];
+    connect(&url(&same)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_replica_that_comes_back_with_another_store_is_not_used() {
     let dir = Dir::new("http-stores").unwrap();
     let store = file(&dir, "a.db").await;

@@ -11,7 +11,7 @@ use tokio_postgres::Row;
 
 use super::listen::Ear;
 use super::stored::promises;
-use crate::connection::{Hosts, Session, Values};
+use crate::connection::{Hosts, Session, Values, columns};
 use crate::error::{failure, is_missing};
 use crate::server::limits;
 
@@ -19,6 +19,8 @@ use crate::server::limits;
 pub(crate) struct Leases {
     pub(super) hosts: Arc<Hosts>,
     pub(super) promises: Mutex<Option<Promises>>,
+    /// The database and the schema of the tables.
+    tables: Mutex<Option<[String; 2]>>,
     pub(super) ear: Ear,
 }
 
@@ -29,6 +31,7 @@ impl Leases {
             ear: Ear::new(Arc::clone(&hosts)),
             hosts,
             promises: Mutex::default(),
+            tables: Mutex::default(),
         }
     }
 
@@ -44,6 +47,7 @@ impl Leases {
         let known = self.promises.lock().is_some();
         if !known {
             self.hosts.rule_out_pooler(&session).await?;
+            *self.tables.lock() = self.find_tables(&session).await?;
             let limits = limits(&self.hosts, &mut session, self.hosts.config.strategy).await?;
             let durable = !limits
                 .iter()
@@ -51,6 +55,30 @@ impl Leases {
             *self.promises.lock() = Some(promises(limits, durable));
         }
         Ok(session)
+    }
+
+    /// The database of the connection, and the schema in which it finds the tables. Each user may find others.
+    async fn find_tables(&self, session: &Session) -> Result<Option<[String; 2]>> {
+        const FIND: &str = "\
+            SELECT current_database(), coalesce((SELECT nspname FROM pg_class AS found \
+                JOIN pg_namespace AS schema ON schema.oid = found.relnamespace \
+                WHERE found.oid = to_regclass('fencelock_locks')), current_schema(), '')";
+        let found = session.client.simple_query(FIND).await;
+        let found = found.map_err(|error| self.hosts.error("find the tables", error))?;
+        Ok(columns(&found).and_then(|row| row.try_into().ok()))
+    }
+
+    /// The URL, and the database and schema unless the URL says the database and the schema is the usual one.
+    pub(super) fn identity_of_tables(&self) -> String {
+        let url = self.to_string();
+        match &*self.tables.lock() {
+            Some([database, schema])
+                if schema != "public" || !url.ends_with(&format!("/{database}")) =>
+            {
+                format!("{url}, database {database:?}, schema {schema:?}")
+            }
+            _ => url,
+        }
     }
 
     pub(super) async fn query(

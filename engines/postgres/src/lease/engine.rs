@@ -32,6 +32,10 @@ impl Dialect for Leases {
         drop(session);
     }
 
+    fn identity(&self) -> String {
+        self.identity_of_tables()
+    }
+
     fn promises(&self) -> Promises {
         let known = self.promises.lock();
         // The promises are not read before the first connection.

@@ -9,6 +9,7 @@ mod connections;
 mod crashes;
 mod ears;
 mod hosts;
+mod identity;
 mod options;
 #[cfg(feature = "tls")]
 mod own_tls;

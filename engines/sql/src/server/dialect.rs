@@ -29,6 +29,11 @@ pub trait Dialect: Debug + Display + Send + Sync + 'static {
     /// What the store promises, as the newest connection found it.
     fn promises(&self) -> Promises;
 
+    /// What distinguishes its tables from those of others, as the first connection found it.
+    fn identity(&self) -> String {
+        self.to_string()
+    }
+
     /// Problems of the server as it is now, beyond the limits of its promises.
     async fn findings(&self) -> Result<Vec<Finding>, Error>;
 

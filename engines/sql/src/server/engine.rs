@@ -69,6 +69,10 @@ impl<D: Dialect> Engine for LeaseEngine<D> {
         &self.promises
     }
 
+    fn identity(&self) -> String {
+        self.state.pool.dialect.identity()
+    }
+
     async fn place(&self, claim: &Claim) -> Result<Standing> {
         self.state.place(claim).await
     }

@@ -1,0 +1,151 @@
+//! Some replicas hang, and another one serves: whatever a client asks for, it gets it there, and soon.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fencelock::{Client, Guard, Memory, Release};
+use fencelock_testbed::Flow;
+use futures_util::future::join_all;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::{Replica, connect, soon, until, url};
+
+/// Far less than a replica that hangs would take: each request to it would take `response-timeout`, which is 2 s.
+const QUICK: Duration = Duration::from_millis(1800);
+
+/// So many locks that some request of each kind goes to a replica that hangs.
+const MANY: usize = 8;
+
+async fn replicas(memory: &Memory, count: usize) -> Vec<Replica> {
+    let started = (0..count).map(|_| Replica::start(Arc::new(memory.another())));
+    join_all(started).await
+}
+
+async fn clients(replicas: &[Replica]) -> Vec<Client> {
+    let url = url(replicas);
+    join_all((0..MANY).map(|_| connect(&url))).await
+}
+
+/// Each client takes a lock of its own.
+async fn hold(clients: &[Client], ttl: Duration) -> Vec<Guard> {
+    let locks = clients.iter().enumerate().map(async |(index, client)| {
+        let name = format!("lock-{index}");
+        client.lock(&name).ttl(ttl).await.unwrap()
+    });
+    soon("the locks", join_all(locks)).await
+}
+
+async fn quickly<T>(what: &str, future: impl IntoFuture<Output = T>) -> T {
+    match timeout(QUICK, future).await {
+        Ok(done) => done,
+        Err(_) => panic!("it waited for a replica that hangs: {what}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_first_renewal_goes_on_to_another_replica() {
+    for hung in 0..2 {
+        let memory = Memory::new();
+        let replicas = replicas(&memory, 2).await;
+        let clients = clients(&replicas).await;
+        // The first lease is one claim window, and the first renewal brings the whole ttl.
+        let guards = hold(&clients, Duration::from_secs(60)).await;
+        replicas[hung].proxy.both(Flow::Hold);
+        until("all are renewed", async || {
+            assert!(guards.iter().all(Guard::is_valid), "a hold is lost");
+            let left = guards.iter().map(Guard::remaining).min();
+            left > Some(Duration::from_secs(30))
+        })
+        .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_renewal_goes_on_to_another_replica_while_most_of_the_lease_is_left() {
+    let ttl = Duration::from_secs(6);
+    let memory = Memory::new();
+    let replicas = replicas(&memory, 2).await;
+    let clients = clients(&replicas).await;
+    let guards = hold(&clients, ttl).await;
+    for guard in &guards {
+        guard.refresh(ttl).await.unwrap();
+    }
+    replicas[0].proxy.both(Flow::Hold);
+    let begun = Instant::now();
+    // `fencelock run` ends its command when a third of the lease is left.
+    while begun.elapsed() < ttl * 3 / 2 {
+        let left = guards.iter().map(Guard::remaining).min().unwrap();
+        assert!(left > ttl / 3, "{left:?} are left");
+        sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refresh_and_a_release_go_on_to_another_replica() {
+    for hung in 0..2 {
+        let memory = Memory::new();
+        let replicas = replicas(&memory, 2).await;
+        let clients = clients(&replicas).await;
+        let ttl = Duration::from_secs(30);
+        let guards = hold(&clients, ttl).await;
+        replicas[hung].proxy.both(Flow::Hold);
+        let refreshed = guards.iter().map(|guard| guard.refresh(ttl));
+        for refreshed in quickly("a refresh", join_all(refreshed)).await {
+            refreshed.unwrap();
+        }
+        // Until the replica that hangs may be asked first again.
+        sleep(Duration::from_millis(2100)).await;
+        let released = guards.into_iter().map(Guard::release);
+        for released in quickly("a release", join_all(released)).await {
+            assert_eq!(released.unwrap(), Release::Released);
+        }
+        assert!(memory.is_empty(), "a lock is still taken");
+    }
+}
+
+/// A release took effect, but the replica that did it hangs before it answers.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_whose_answer_does_not_come_is_told_as_released() {
+    let memory = Memory::new();
+    let replicas = replicas(&memory, 2).await;
+    let clients = clients(&replicas).await;
+    let guards = hold(&clients, Duration::from_secs(30)).await;
+    replicas[0].proxy.answers(Flow::Hold);
+    let released = guards.into_iter().map(Guard::release);
+    for released in quickly("a release", join_all(released)).await {
+        assert_eq!(released.unwrap(), Release::Released);
+    }
+    assert!(memory.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_free_lock_is_taken_at_the_only_replica_that_does_not_hang() {
+    for serves in 0..3 {
+        let memory = Memory::new();
+        let replicas = replicas(&memory, 3).await;
+        let before = clients(&replicas).await;
+        for (index, replica) in replicas.iter().enumerate() {
+            if index != serves {
+                replica.proxy.both(Flow::Hold);
+            }
+        }
+        let after = quickly("opening the store", clients(&replicas)).await;
+        for clients in [before, after] {
+            let tried = clients.iter().enumerate().map(async |(index, client)| {
+                let name = format!("lock-{index}");
+                client.try_lock(&name).await.unwrap()
+            });
+            let guards = quickly("a lock", join_all(tried)).await;
+            let refreshed = guards
+                .iter()
+                .map(|guard| guard.refresh(Duration::from_secs(30)));
+            for refreshed in quickly("a refresh", join_all(refreshed)).await {
+                refreshed.unwrap();
+            }
+            for guard in guards {
+                assert_eq!(guard.release().await.unwrap(), Release::Released);
+            }
+        }
+        until("nothing is left", async || memory.is_empty()).await;
+    }
+}
