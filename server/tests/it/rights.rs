@@ -14,7 +14,7 @@ use crate::client::{Answer, Client, in_order, raw, replica_with, request};
 
 /// A principal with a token, and the header that it sends.
 pub(crate) struct User {
-    principal: Principal,
+    pub(crate) principal: Principal,
     pub(crate) header: String,
 }
 
