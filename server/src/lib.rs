@@ -76,5 +76,5 @@ mod tls;
 pub use config::{AuditLog, Config, Limits, TlsFiles};
 pub use principal::{BadToken, BearerToken, Grant, Principal, Right, Sha256Text, TokenHash};
 pub use server::Server;
-pub use service::Service;
+pub use service::{Reload, Service};
 pub use settings::Settings;
