@@ -66,6 +66,7 @@ fn check_service(file: &Config) -> Result<(), Failure> {
     let text = text.map_err(|error| fencelock::Error::config_file(name, error.to_string()))?;
     let settings = fencelock_server::Settings::read(name, &text)?;
     settings.check_files()?;
+    crate::serve::refuse_strangers(&settings)?;
     match settings.store {
         Some(store) if store.starts_with('@') => {
             file.url(&store)?;

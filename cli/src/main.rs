@@ -23,6 +23,8 @@ mod migrate;
 mod migrate_live;
 #[cfg(feature = "serve")]
 mod notify;
+#[cfg(feature = "serve")]
+mod open_files;
 mod progress;
 mod report;
 mod run;

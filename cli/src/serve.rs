@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use fencelock::engine::Engine;
 use fencelock::{Error, Purpose};
-use fencelock_server::{BearerToken, Server, Service, Settings};
+use fencelock_server::{BearerToken, Reload, Server, Service, Settings};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::args::{Serve, ServeCommand};
 use crate::environment::STORE;
 use crate::exit::{Failure, Outcome, code, print, say};
 use crate::notify::tell_manager;
+use crate::open_files::raise_limit;
 use crate::store::{self, Resolved, Wanted};
 
 /// The port if none is given.
@@ -34,6 +35,7 @@ pub(crate) async fn serve(args: Serve, store: Wanted) -> Outcome {
     let file = config_file(store.config);
     let mut settings = settings(&args, file.as_ref())?;
     refuse_strangers(&settings)?;
+    raise_limit(settings.config.limits.connections);
     let mut signals = Signals::listen()?;
     // The store of the command line or of the environment counts more than that of the file.
     let named = store.store.or_else(|| variable(STORE));
@@ -53,7 +55,7 @@ pub(crate) async fn serve(args: Serve, store: Wanted) -> Outcome {
     let servers = start(&settings, &engine).await?;
     tell_manager("READY=1");
     while signals.is_reload().await {
-        reload(&args, file.as_ref(), &settings, &servers);
+        reload(&args, file.as_ref(), &mut settings, &servers).await;
     }
     tell_manager("STOPPING=1");
     say("draining: this replica refuses new claims, and ends when its last connection ends");
@@ -155,7 +157,7 @@ fn settings(args: &Serve, file: Option<&PathBuf>) -> Result<Settings, Failure> {
 }
 
 /// Refuses to serve other machines without TLS and credentials, unless the operator gave `--insecure`.
-fn refuse_strangers(settings: &Settings) -> Result<(), Failure> {
+pub(crate) fn refuse_strangers(settings: &Settings) -> Result<(), Failure> {
     let mut beyond = settings
         .listen
         .iter()
@@ -216,33 +218,55 @@ async fn start(settings: &Settings, engine: &Arc<dyn Engine>) -> Result<Vec<Serv
     Ok(servers)
 }
 
-/// Replaces the principals and certificates. Reports those that cannot be used, and then changes nothing.
-fn reload(args: &Serve, file: Option<&PathBuf>, begun: &Settings, servers: &[Server]) {
-    let reloaded = settings(args, file).and_then(|mut settings| {
-        // Settings that need a restart stay as they were. The new principals are checked: without any, strangers could take
-        // locks from now on.
-        settings.listen.clone_from(&begun.listen);
-        settings.insecure = begun.insecure;
-        settings.config.tls.clone_from(&begun.config.tls);
-        refuse_strangers(&settings)?;
-        for server in servers {
-            server.reload_tls()?;
+/// Replaces the principals and certificates, and opens the audit log again. Reports what cannot be used, and then changes
+/// nothing. If only the audit log cannot be opened, the earlier file goes on.
+async fn reload(args: &Serve, file: Option<&PathBuf>, begun: &mut Settings, servers: &[Server]) {
+    match replace(args, file, begun, servers) {
+        Ok(reload) => {
+            let audit = begun.config.audit.as_ref().map(|log| log.file.display());
+            if let (Some(file), Err(error)) = (audit, reload.audit().await) {
+                say(&format!(
+                    "warning: the audit log cannot be opened again, and its earlier file goes on: {file}: {error}"
+                ));
+            }
+            say("reloaded principals, rights and certificates; other changes need a restart");
         }
-        if let Some(server) = servers.first() {
-            let config = &settings.config;
-            server
-                .service()
-                .reload(&config.principals, &config.anonymous)?;
-        }
-        Ok(())
-    });
-    match reloaded {
-        Ok(()) => say("reloaded principals, rights and certificates; other changes need a restart"),
         Err(failure) => {
             let _ = failure.report();
             say("the configuration file was not reloaded; the earlier principals and rights stay");
         }
     }
+}
+
+fn replace(
+    args: &Serve,
+    file: Option<&PathBuf>,
+    begun: &mut Settings,
+    servers: &[Server],
+) -> Result<Reload, Failure> {
+    let mut settings = settings(args, file)?;
+    // Settings that need a restart stay as they were. The new principals are checked: without any, strangers could take locks
+    // from now on.
+    settings.listen.clone_from(&begun.listen);
+    settings.insecure = begun.insecure;
+    settings.config.tls.clone_from(&begun.config.tls);
+    refuse_strangers(&settings)?;
+    let principals = settings.config.principals;
+    if principals.is_empty() && !begun.config.principals.is_empty() {
+        let file = file.map(|file| file.display().to_string());
+        let why = "it names no principal, so everybody could take locks; a restart allows that";
+        return Err(Error::config_file(file.unwrap_or_default(), why).into());
+    }
+    for server in servers {
+        server.reload_tls()?;
+    }
+    let Some(server) = servers.first() else {
+        return Err(Failure::new(code::CONFIG, "nothing is served"));
+    };
+    let anonymous = &settings.config.anonymous;
+    let reload = server.service().reload(&principals, anonymous)?;
+    begun.config.principals = principals;
+    Ok(reload)
 }
 
 /// The signals that the service knows.

@@ -1,6 +1,6 @@
 //! Callers: their credentials, rights and quotas.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -9,9 +9,15 @@ use fencelock_core::{BootInstant, Clock, Error, Result};
 use subtle::ConstantTimeEq;
 
 use crate::principal::{BearerToken, Grant, Principal, Right, TokenHash};
+use crate::seen::Seen;
 
 /// The most bytes of a principal's name. An owner has room for it.
 const MOST_NAME_BYTES: usize = 50;
+
+/// The names that the audit log has for clients without credentials and for whoever reloads the configuration.
+const RESERVED: [&str; 2] = [ANONYMOUS, OPERATOR];
+const ANONYMOUS: &str = "anonymous";
+pub(crate) const OPERATOR: &str = "operator";
 
 /// How many streams of events a principal may have open by default.
 const STREAMS: usize = 1000;
@@ -19,7 +25,7 @@ const STREAMS: usize = 1000;
 /// All principals, as they are configured now.
 #[derive(Debug)]
 pub(crate) struct Access {
-    tokens: HashMap<String, Vec<(TokenHash, Arc<Known>)>>,
+    tokens: HashMap<String, (TokenHash, Arc<Known>)>,
     certificates: HashMap<String, Arc<Known>>,
     anonymous: Arc<Known>,
 }
@@ -67,7 +73,7 @@ impl Access {
                 before,
             )?,
         };
-        let mut names = Vec::new();
+        let (mut names, mut hashes) = (Vec::new(), HashSet::new());
         for principal in principals {
             let name = principal.name.clone();
             if name.is_empty()
@@ -86,11 +92,19 @@ impl Access {
                     "it occurs more than once",
                 ));
             }
+            if RESERVED.contains(&name.as_str()) {
+                let why = "the audit log has this name for another caller";
+                return Err(Error::invalid("principal", name, why));
+            }
             names.push(name.clone());
             let known = Known::new(Some(name), principal.clone(), before)?;
             for token in &principal.tokens {
-                let tokens = access.tokens.entry(token.id.clone()).or_default();
-                tokens.push((token.clone(), Arc::clone(&known)));
+                let known = (token.clone(), Arc::clone(&known));
+                let twice = access.tokens.insert(token.id.clone(), known).is_some();
+                if twice || !hashes.insert(token.sha256.0) {
+                    let why = "it occurs more than once, so it is not clear whose token it is";
+                    return Err(Error::invalid("token", &token.id, why));
+                }
             }
             for certificate in &principal.certificates {
                 let twice = access
@@ -107,16 +121,10 @@ impl Access {
 
     /// The principal that has this token.
     pub(crate) fn of_token(&self, token: &BearerToken) -> Option<Arc<Known>> {
-        let hash = token.sha256().0;
-        let mut found = None;
-        for (known, principal) in self.tokens.get(token.id())? {
-            // Every token is compared in constant time, so that the time taken reveals nothing.
-            let same: bool = hash.ct_eq(&known.sha256.0).into();
-            if same && !known.is_over() {
-                found = Some(Arc::clone(principal));
-            }
-        }
-        found
+        let (known, principal) = self.tokens.get(token.id())?;
+        // It is compared in constant time, so that the time taken reveals nothing.
+        let same: bool = token.sha256().0.ct_eq(&known.sha256.0).into();
+        (same && !known.is_over()).then(|| Arc::clone(principal))
     }
 
     /// The principal that has a certificate with this name.
@@ -130,7 +138,7 @@ impl Access {
     }
 
     fn used(&self, name: &str) -> Option<Arc<Used>> {
-        let tokens = self.tokens.values().flatten().map(|(_, known)| known);
+        let tokens = self.tokens.values().map(|(_, known)| known);
         let mut all = tokens.chain(self.certificates.values());
         let found = all.find(|known| known.name.as_deref() == Some(name))?;
         Some(Arc::clone(&found.used))
@@ -143,7 +151,12 @@ impl Known {
         principal: Principal,
         before: Option<&Access>,
     ) -> Result<Arc<Self>> {
-        for grant in &principal.rights {
+        for (at, grant) in principal.rights.iter().enumerate() {
+            let mut before = principal.rights[..at].iter();
+            if before.any(|before| before.prefix == grant.prefix) {
+                let why = "it occurs more than once in the rights of one principal";
+                return Err(Error::invalid("prefix", &grant.prefix, why));
+            }
             if !grant.prefix.is_empty() && !grant.prefix.ends_with('/') {
                 let why = "it must be empty or end in /";
                 return Err(Error::invalid("prefix", &grant.prefix, why));
@@ -174,6 +187,11 @@ impl Known {
         self.principal.may(right, name)
     }
 
+    /// The locks whose names begin with this and which it may look at.
+    pub(crate) fn sees(&self, prefix: &str) -> Seen {
+        Seen::new(&self.principal, prefix)
+    }
+
     /// Whether the principal has any right at all.
     pub(crate) fn may_anything(&self) -> bool {
         self.principal
@@ -184,7 +202,7 @@ impl Known {
 
     /// Its name for people.
     pub(crate) fn shown(&self) -> &str {
-        self.name.as_deref().unwrap_or("anonymous")
+        self.name.as_deref().unwrap_or(ANONYMOUS)
     }
 
     /// Counts a take. If there were too many, the error says in how many seconds there will be room.
@@ -255,10 +273,13 @@ mod tests {
             not_after,
         };
         let mut principal = Principal::new("p");
-        principal.tokens = vec![hash(&other, None), hash(&good, Some(u64::MAX))];
+        principal.tokens = vec![hash(&good, Some(u64::MAX))];
         let access = Access::new(&[principal.clone()], &[], None).unwrap();
         assert_eq!(access.of_token(&good).unwrap().name.as_deref(), Some("p"));
         assert!(access.of_token(&other).is_none());
+        principal.tokens = vec![hash(&other, None)];
+        let access = Access::new(&[principal.clone()], &[], None).unwrap();
+        assert!(access.of_token(&good).is_none());
         principal.tokens = vec![hash(&good, Some(1))];
         let access = Access::new(&[principal], &[], None).unwrap();
         assert!(access.of_token(&good).is_none());
@@ -272,6 +293,8 @@ mod tests {
             vec![named("")],
             vec![named("a/b")],
             vec![named(&"a".repeat(51))],
+            vec![named("anonymous")],
+            vec![named("operator")],
         ] {
             assert!(Access::new(&principals, &[], None).is_err());
         }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -148,14 +148,14 @@ enum Order {
     Write(String),
     /// A line whose writer waits until it is written.
     Confirm(String, oneshot::Sender<io::Result<()>>),
-    /// The file was moved away.
-    Reopen,
+    /// The file was moved away. Whoever asks for it waits for the outcome.
+    Reopen(oneshot::Sender<io::Result<()>>),
 }
 
 impl Audit {
     pub(crate) fn open(log: &AuditLog) -> io::Result<Self> {
         let file = log.path().map(Path::to_owned);
-        let out = open(file.as_deref())?;
+        let out = Out::open(file.as_deref())?;
         let (orders, ordered) = sync_channel(WAITING);
         let thread = std::thread::Builder::new().name("audit".to_owned());
         let dropped = Arc::new(AtomicU64::new(0));
@@ -186,9 +186,12 @@ impl Audit {
         written.await.map_err(gone)?
     }
 
-    /// Opens the file again by its name.
-    pub(crate) fn reopen(&self) {
-        let _ = self.orders.try_send(Order::Reopen);
+    /// Opens the file again by its name. The lines that were queued before are in the earlier file. If it fails, the earlier
+    /// file goes on.
+    pub(crate) fn reopen(&self) -> Reopened {
+        let (sender, opened) = oneshot::channel();
+        let sent = self.orders.try_send(Order::Reopen(sender));
+        Reopened(sent.is_ok().then_some(opened))
     }
 
     /// How many lines were not written.
@@ -197,46 +200,102 @@ impl Audit {
     }
 }
 
-fn open(file: Option<&Path>) -> io::Result<Option<File>> {
-    let append = |file| OpenOptions::new().create(true).append(true).open(file);
-    file.map(append).transpose()
+/// The outcome of opening the file again.
+#[derive(Debug)]
+pub(crate) struct Reopened(Option<oneshot::Receiver<io::Result<()>>>);
+
+impl Reopened {
+    pub(crate) async fn outcome(self) -> io::Result<()> {
+        let gone = || io::Error::other("the audit log cannot be written");
+        let opened = self.0.ok_or_else(gone)?;
+        opened.await.map_err(|_| gone())?
+    }
 }
 
-fn write_all(
-    mut out: Option<File>,
-    file: Option<PathBuf>,
-    ordered: &Receiver<Order>,
-    dropped: &AtomicU64,
-) {
+/// What is open.
+struct Out {
+    /// Standard output if there is none.
+    file: Option<File>,
+    /// Whether the end of the file is a part of a line, such as a full disk leaves behind.
+    torn: bool,
+}
+
+impl Out {
+    fn open(path: Option<&Path>) -> io::Result<Self> {
+        let append = |path| OpenOptions::new().create(true).append(true).open(path);
+        let file = path.map(append).transpose()?;
+        let torn = path.is_some_and(|path| ends_torn(path).unwrap_or(false));
+        Ok(Self { file, torn })
+    }
+
+    fn write(&mut self, text: &str) -> io::Result<()> {
+        match &mut self.file {
+            Some(file) => write_line(file, &mut self.torn, text),
+            None => write_line(&mut io::stdout().lock(), &mut self.torn, text),
+        }
+    }
+}
+
+/// Whether a file ends within a line.
+fn ends_torn(path: &Path) -> io::Result<bool> {
+    if !path.metadata()?.is_file() {
+        return Ok(false);
+    }
+    let mut file = File::open(path)?;
+    if file.seek(SeekFrom::End(0))? == 0 {
+        return Ok(false);
+    }
+    file.seek(SeekFrom::End(-1))?;
+    let mut last = [0];
+    file.read_exact(&mut last)?;
+    Ok(last != *b"\n")
+}
+
+fn write_all(mut out: Out, file: Option<PathBuf>, ordered: &Receiver<Order>, dropped: &AtomicU64) {
     while let Ok(order) = ordered.recv() {
         match order {
             Order::Write(text) => {
-                if let Err(error) = write(&mut out, &text) {
+                if let Err(error) = out.write(&text) {
                     dropped.fetch_add(1, Ordering::Relaxed);
                     tracing::error!(%error, "the audit log cannot be written");
                 }
             }
             Order::Confirm(text, done) => {
-                let _ = done.send(write(&mut out, &text));
+                let _ = done.send(out.write(&text));
             }
-            Order::Reopen => match open(file.as_deref()) {
-                Ok(opened) => out = opened,
-                Err(error) => tracing::error!(%error, "the audit log cannot be opened again"),
-            },
+            Order::Reopen(done) => {
+                let opened = Out::open(file.as_deref()).map(|opened| out = opened);
+                if let Err(error) = &opened {
+                    tracing::error!(%error, "the audit log cannot be opened again");
+                }
+                let _ = done.send(opened);
+            }
         }
     }
 }
 
-/// Writes a line in one call, so that lines of several processes do not mix.
-fn write(out: &mut Option<File>, text: &str) -> io::Result<()> {
-    match out {
-        Some(file) => file.write_all(text.as_bytes()),
-        None => {
-            let mut out = io::stdout().lock();
-            out.write_all(text.as_bytes())?;
-            out.flush()
+/// Writes a line in one call, so that lines of several processes do not mix. After a part of a line it begins a new one.
+fn write_line(out: &mut impl Write, torn: &mut bool, text: &str) -> io::Result<()> {
+    let begun_anew;
+    let mut rest = match torn {
+        true => {
+            begun_anew = format!("\n{text}");
+            begun_anew.as_bytes()
+        }
+        false => text.as_bytes(),
+    };
+    while !rest.is_empty() {
+        match out.write(rest) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => {
+                rest = &rest[written..];
+                *torn = !rest.is_empty();
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
         }
     }
+    out.flush()
 }
 
 /// A time in RFC 3339, in UTC with milliseconds.
@@ -275,6 +334,23 @@ mod tests {
         // The line is queued, not written at once.
         assert!(audit.confirm(&line).await.is_err());
         assert_eq!(audit.dropped(), 1);
+    }
+
+    /// A slice has room for so many bytes, like a disk.
+    #[test]
+    fn a_line_after_a_part_of_one_begins_anew() {
+        let (mut disk, mut torn) = ([0; 8], false);
+        let mut full = &mut disk[..];
+        write_line(&mut full, &mut torn, "one\n").unwrap();
+        assert!(!torn);
+        write_line(&mut full, &mut torn, "two two\n").unwrap_err();
+        assert!(torn && full.is_empty());
+        // It fails again without a byte written.
+        write_line(&mut full, &mut torn, "three\n").unwrap_err();
+        let mut rest = Vec::new();
+        write_line(&mut rest, &mut torn, "four\n").unwrap();
+        write_line(&mut rest, &mut torn, "five\n").unwrap();
+        assert_eq!([&disk[..], &rest].concat(), b"one\ntwo \nfour\nfive\n");
     }
 
     #[test]

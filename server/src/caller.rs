@@ -16,6 +16,7 @@ use crate::incoming::only_header;
 use crate::principal::{BearerToken, Right};
 use crate::refusal::Refusal;
 use crate::replica::Replica;
+use crate::seen::Seen;
 
 /// For whom a proxy sends a request.
 const FORWARDED_FOR: &str = "x-forwarded-for";
@@ -233,6 +234,11 @@ impl Caller {
 
     pub(crate) fn may(&self, right: Right, name: &LockName) -> bool {
         self.known.may(right, name.as_str())
+    }
+
+    /// The locks whose names begin with this and which it may look at.
+    pub(crate) fn sees(&self, prefix: &str) -> Seen {
+        self.known.sees(prefix)
     }
 
     pub(crate) fn may_on_all(&self, right: Right) -> bool {

@@ -70,6 +70,10 @@ impl Config {
             check_address(advertise)
                 .map_err(|why| Error::invalid("advertise", StoreUrl::redacted(advertise), why))?;
         }
+        if self.limits.connections == 0 {
+            let why = "nobody could connect; give 1 or more";
+            return Err(Error::invalid("connections", "0", why));
+        }
         Access::new(&self.principals, &self.anonymous, None).map(drop)
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use axum::extract::{RawQuery, State};
 use axum::response::Response;
-use fencelock_core::engine::{Cursor, Evict as EngineEvict, HolderView, LockView, Page};
+use fencelock_core::engine::{Evict as EngineEvict, HolderView, LockView};
 use fencelock_core::{BootInstant, LeaseKind, LockName, Sequencer, Token};
 use fencelock_wire::{
     Attest, Attested, Check, Checked, Evict, EvictHow, Evicted, Holder, Lock, Locks, millis,
@@ -16,6 +16,7 @@ use crate::asked::{any_token, since_sent, token};
 use crate::audit::{Deed, Line};
 use crate::caller::Caller;
 use crate::incoming::{Json, Query, Received};
+use crate::listing::{MOST, list};
 use crate::principal::Right;
 use crate::refusal::Refusal;
 use crate::replica::Replica;
@@ -24,8 +25,8 @@ use crate::reply::json;
 /// The longest wait for a change of a lock.
 const LONGEST_WATCH: Duration = Duration::from_secs(60);
 
-/// How many locks a page has: the default, and the most.
-const PAGE: (u64, u64) = (100, 1000);
+/// How many locks a page has by default.
+const PAGE: u64 = 100;
 
 /// `GET /v1/lock`: one lock as it is now, or when its highest token differs from the one that the client has seen.
 pub(crate) async fn lock(
@@ -106,38 +107,17 @@ pub(crate) async fn locks(
     caller.must_be_somebody()?;
     let query = Query::read(query.as_deref(), &["prefix", "cursor", "limit"])?;
     let prefix = query.get("prefix").unwrap_or_default();
-    let limit = query.number("limit")?.unwrap_or(PAGE.0);
-    if !(1..=PAGE.1).contains(&limit) {
-        return Err(Refusal::invalid(format!("limit is 1 to {}", PAGE.1)));
-    }
+    let limit = query.number("limit")?.unwrap_or(PAGE);
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-    let at = query.get("cursor").map(|at| Cursor(at.to_owned()));
-    let page = list(&replica, prefix, at, limit).await?;
-    let shown = page.items.into_iter();
-    let shown = shown.filter(|view| caller.may(Right::Look, &view.name));
+    if !(1..=MOST).contains(&limit) {
+        return Err(Refusal::invalid(format!("limit is 1 to {MOST}")));
+    }
+    let page = list(&replica, &caller, prefix, query.get("cursor"), limit).await?;
     let body = Locks {
-        locks: shown.map(Lock::from).collect(),
+        locks: page.items.into_iter().map(Lock::from).collect(),
         next: page.next.map(|next| next.0),
     };
     Ok(json(StatusCode::OK, &body))
-}
-
-/// A page of what is held.
-pub(crate) async fn list(
-    replica: &Arc<Replica>,
-    prefix: &str,
-    at: Option<Cursor>,
-    limit: usize,
-) -> Result<Page<LockView>, Refusal> {
-    if !prefix.is_empty() {
-        // A prefix with which no name can begin is refused.
-        LockName::new(prefix).map_err(|error| Refusal::invalid(format!("the prefix: {error}")))?;
-    }
-    let (asked, prefix) = (Arc::clone(replica), prefix.to_owned());
-    let call = async move { asked.engine.inspect().list(&prefix, at, limit).await };
-    let page = replica.carry(call).await?;
-    replica.hear(&page);
-    page.map_err(|error| Refusal::of(&error))
 }
 
 /// `GET /v1/attest`: what a process that joins the hold of an owner may believe.

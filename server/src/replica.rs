@@ -15,8 +15,8 @@ use futures_util::FutureExt;
 use http::HeaderValue;
 use tokio::sync::watch;
 
-use crate::access::Access;
-use crate::audit::{Audit, Deed, Line, Tail};
+use crate::access::{Access, OPERATOR};
+use crate::audit::{Audit, Deed, Line, Reopened, Tail};
 use crate::bound::Bound;
 use crate::carried::Carried;
 use crate::census;
@@ -183,18 +183,22 @@ impl Replica {
     }
 
     /// Uses other principals and rights. If they cannot be used, nothing changes.
-    pub(crate) fn reload(&self, principals: &[Principal], anonymous: &[Grant]) -> Result<()> {
+    pub(crate) fn reload(
+        &self,
+        principals: &[Principal],
+        anonymous: &[Grant],
+    ) -> Result<Option<Reopened>> {
         let mut access = self.access.lock();
         *access = Arc::new(Access::new(principals, anonymous, Some(&access))?);
         drop(access);
         self.reloads.send_replace(());
-        let line = Line::new(&self.id, "operator", None, Deed::Reload);
+        let line = Line::new(&self.id, OPERATOR, None, Deed::Reload);
+        let reopened = self.audit.as_ref().map(Audit::reopen);
         if let Some(audit) = &self.audit {
-            audit.reopen();
             audit.note(&line);
         }
         self.tail.push(line);
-        Ok(())
+        Ok(reopened)
     }
 
     pub(crate) fn promises(&self) -> &Promises {

@@ -1,12 +1,13 @@
 //! The public face of a replica.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use fencelock_core::{CancellationToken, Engine, Result};
 
-use crate::audit::Audit;
+use crate::audit::{Audit, Reopened};
 use crate::config::{Config, Limits, TlsFiles};
 use crate::principal::{Grant, Principal};
 use crate::replica::Replica;
@@ -14,6 +15,23 @@ use crate::router;
 
 /// How long the last withdrawals may take. Claims that are left after it end by their leases at the store.
 const LAST_WITHDRAWALS: Duration = Duration::from_secs(2);
+
+/// A reload that has replaced the principals and rights.
+#[derive(Debug)]
+pub struct Reload(Option<Reopened>);
+
+impl Reload {
+    /// Waits until the audit log was opened again.
+    ///
+    /// # Errors
+    /// It cannot be opened. The earlier file goes on.
+    pub async fn audit(self) -> io::Result<()> {
+        match self.0 {
+            Some(reopened) => reopened.outcome().await,
+            None => Ok(()),
+        }
+    }
+}
 
 /// One replica, without a socket yet. Cheap to clone: all clones are one replica.
 #[derive(Clone, Debug)]
@@ -71,8 +89,8 @@ impl Service {
     ///
     /// # Errors
     /// [`Error::Invalid`](fencelock_core::Error::Invalid) if they cannot be used; then nothing changes.
-    pub fn reload(&self, principals: &[Principal], anonymous: &[Grant]) -> Result<()> {
-        self.0.reload(principals, anonymous)
+    pub fn reload(&self, principals: &[Principal], anonymous: &[Grant]) -> Result<Reload> {
+        self.0.reload(principals, anonymous).map(Reload)
     }
 
     /// How many lines the audit log has dropped because it could not be written fast enough.

@@ -342,3 +342,48 @@ fn the_service_serves_a_store_of_its_file() {
     assert!(listed.out.starts_with("x: held"), "{listed:?}");
     assert!(fixture.read("serve").contains("store shards:orders\n"));
 }
+
+/// What the service refuses at its start, `config check` refuses, too.
+#[cfg(feature = "serve")]
+#[test]
+fn a_check_refuses_what_the_service_refuses() {
+    const TOKEN: &str = "{ id = \"a1b2c3d4\", sha256 = \"0000000000000000000000000000000000000000000000000000000000000000\" }";
+    let fixture = Fixture::new();
+    let named = |name: &str, rest: &str| format!("[[principal]]\nname = \"{name}\"\n{rest}\n");
+    let token = format!("tokens = [{TOKEN}]");
+    for (text, why) in [
+        ("[serve]\nlisten = [\"0.0.0.0:0\"]\n".to_owned(), "--insecure"),
+        (
+            format!("[serve]\nlisten = [\"0.0.0.0:0\"]\n{}", named("a", &token)),
+            "TLS",
+        ),
+        (named("a", &token) + &named("b", &token), "a1b2c3d4"),
+        (named("a", &format!("tokens = [{TOKEN}, {TOKEN}]")), "a1b2c3d4"),
+        (
+            named("a", "rights = [{ prefix = \"x/\", rights = [] }, { prefix = \"x/\", rights = [\"look\"] }]"),
+            "x/",
+        ),
+        (
+            "[serve]\nanonymous = [{ prefix = \"\", rights = [] }, { prefix = \"\", rights = [\"look\"] }]\n"
+                .to_owned(),
+            "prefix",
+        ),
+        (named("anonymous", ""), "anonymous"),
+        (named("operator", ""), "operator"),
+        ("[serve.limits]\nconnections = 0\n".to_owned(), "connections"),
+    ] {
+        fs::write(fixture.path("serve.toml"), &text).unwrap();
+        for words in [
+            &["--config", "serve.toml", "config", "check"][..],
+            &["serve", "--config", "serve.toml", "--drain", "0s"],
+        ] {
+            let ran = fixture.run(words);
+            assert_eq!(ran.code, 78, "{words:?} {text}{ran:?}");
+            assert!(ran.err.contains(why), "{why}: {words:?} {text}{}", ran.err);
+        }
+    }
+    let insecure = "[serve]\nlisten = [\"0.0.0.0:0\"]\ninsecure = true\n";
+    fs::write(fixture.path("serve.toml"), insecure).unwrap();
+    let fine = fixture.run(&["--config", "serve.toml", "config", "check"]);
+    assert_eq!(fine.code, 0, "{fine:?}");
+}

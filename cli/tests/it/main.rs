@@ -42,6 +42,8 @@ mod sentinel;
 #[cfg(feature = "serve")]
 mod serve;
 #[cfg(feature = "serve")]
+mod serve_reload;
+#[cfg(feature = "serve")]
 mod service;
 #[cfg(feature = "serve")]
 mod service_manager;

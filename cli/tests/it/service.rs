@@ -30,15 +30,20 @@ impl Service {
 
     /// Starts it with these arguments. Its messages go to the file `serve` of the fixture.
     pub(crate) fn run(fixture: &Fixture, words: &[&str]) -> Self {
+        Self::run_after(fixture, "", words)
+    }
+
+    /// The same, after a shell has done this.
+    pub(crate) fn run_after(fixture: &Fixture, before: &str, words: &[&str]) -> Self {
         // Remove the messages of an earlier service, so that its address is not taken for this one.
         let _ = std::fs::remove_file(fixture.path("serve"));
-        let to_file = "exec \"$@\" 2> serve";
+        let to_file = format!("{before}\nexec \"$@\" 2> serve");
         let start = [
             "env",
             "--default-signal",
             "sh",
             "-c",
-            to_file,
+            to_file.as_str(),
             "sh",
             env!("CARGO_BIN_EXE_fencelock"),
         ];

@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 use fencelock_core::engine::{Cursor, Grant, HolderView, Page};
-use fencelock_core::{Error, Evict, Finding, Inspect, LockName, LockView, Result, Token};
+use fencelock_core::{Evict, Finding, Inspect, LockName, LockView, Result, Token};
 
 use crate::diagnose::diagnose;
 use crate::engine::Routed;
@@ -66,14 +66,13 @@ impl Inspect for Routed {
 impl Routed {
     /// The shard of a cursor, and the cursor within it.
     fn place_at(&self, cursor: &Cursor) -> Result<(usize, Option<Cursor>)> {
-        let (id, within) = cursor.0.split_once(':').unwrap_or((&cursor.0, ""));
+        let parts = cursor.0.split_once(':');
+        let (id, within) = parts.ok_or_else(|| cursor.refused())?;
         let place = self
             .members()
             .iter()
             .position(|member: &Member| member.id == id);
-        let place = place.ok_or_else(|| {
-            Error::invalid("cursor", &cursor.0, "it is none of a listing of this set")
-        })?;
+        let place = place.ok_or_else(|| cursor.refused())?;
         let within = (!within.is_empty()).then(|| Cursor(within.to_owned()));
         Ok((place, within))
     }

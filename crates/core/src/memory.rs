@@ -380,9 +380,13 @@ impl Inspect for Memory {
     async fn list(
         &self,
         prefix: &str,
-        _at: Option<Cursor>,
+        at: Option<Cursor>,
         _limit: usize,
     ) -> Result<Page<LockView>> {
+        if let Some(at) = at {
+            // There is one page only.
+            return Err(at.refused());
+        }
         let now = self.clock.now();
         let mut state = self.state.lock();
         let State { locks, last, .. } = &mut *state;

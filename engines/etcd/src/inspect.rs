@@ -60,18 +60,17 @@ impl Inspect for State {
             true => vec![0],
             false => range_end(&listing),
         };
+        let before = at.as_ref().map(|at| self.claim_at(at, &listing));
+        let before = before.transpose()?;
         let from = match at {
             Some(cursor) => cursor.0,
             None if listing.is_empty() => "\0".to_owned(),
             None => listing,
         };
-        let limit = i64::try_from(limit.clamp(2, MAX_PAGE)).unwrap_or(2);
-        let options = GetOptions::new().with_range(end).with_limit(limit);
-        let action = || "listing locks".into();
-        let mut got = self.cluster.get(action, &from, options).await?;
-        let more = got.more();
-        let kvs = got.take_kvs();
+        let (kvs, more) = self.claims_from(from.into_bytes(), end, limit).await?;
         let mut queues = self.queues_in(&kvs);
+        // The page before has its last queue to the end.
+        queues.retain(|(name, _)| before.as_ref() != Some(name));
         if more && let Some((name, queue)) = queues.last_mut() {
             // Its queue may continue in the next part.
             *queue = self.queue(name).await?;
@@ -126,6 +125,46 @@ impl Inspect for State {
 }
 
 impl State {
+    /// The lock of the claim after whose key a page begins. A cursor of anywhere else would show keys of other programs.
+    fn claim_at(&self, at: &Cursor, listing: &str) -> Result<LockName> {
+        let key = at.0.strip_suffix('\0');
+        let key = key.filter(|key| key.starts_with(listing));
+        let name = key.and_then(|key| self.layout().name_of(key.as_bytes()));
+        name.ok_or_else(|| at.refused())
+    }
+
+    /// The claims among some keys, and whether there are more keys after the last of them. It reads on over the keys of other
+    /// programs, since the last key of a page is shown as its cursor.
+    async fn claims_from(
+        &self,
+        mut from: Vec<u8>,
+        end: Vec<u8>,
+        limit: usize,
+    ) -> Result<(Vec<KeyValue>, bool)> {
+        let mut limit = limit.clamp(2, MAX_PAGE);
+        let mut claims = Vec::new();
+        loop {
+            let options = GetOptions::new()
+                .with_range(end.clone())
+                .with_limit(limit as i64);
+            let action = || "listing locks".into();
+            let mut got = self.cluster.get(action, &from, options).await?;
+            let (more, kvs) = (got.more(), got.take_kvs());
+            let last = kvs.last().map(|kv| (kv.key().to_vec(), self.is_claim(kv)));
+            claims.extend(kvs.into_iter().filter(|kv| self.is_claim(kv)));
+            match last {
+                Some((key, false)) if more => from = [&key[..], b"\0"].concat(),
+                _ => return Ok((claims, more)),
+            }
+            limit = MAX_PAGE;
+        }
+    }
+
+    /// Whether a key is a claim. Keys of other programs may look like those of Go's layout, but have no lease.
+    fn is_claim(&self, kv: &KeyValue) -> bool {
+        kv.lease() != 0 && self.layout().name_of(kv.key()).is_some()
+    }
+
     /// All claims for a lock, in order.
     async fn queue(&self, name: &LockName) -> Result<Vec<Stored>> {
         let prefix = self.layout().queue(name);
@@ -133,7 +172,7 @@ impl State {
             .with_range(range_end(&prefix))
             .with_sort(SortTarget::Create, SortOrder::Ascend);
         let action = || format!("looking at lock {name}");
-        let got = self.cluster.get(action, &prefix, all).await?;
+        let got = self.cluster.get(action, prefix.as_bytes(), all).await?;
         let read = |kv| stored::read(self.layout(), kv).map_err(|why| self.not_a_lock(name, why));
         let mut queue: Vec<Stored> = got.kvs().iter().map(read).collect::<Result<_>>()?;
         for stored in queue.iter_mut().filter(|stored| !self.is_of(name, stored)) {
@@ -179,14 +218,10 @@ impl State {
         Ok(Some(left))
     }
 
-    /// The claims among these keys, by lock.
+    /// These claims, by lock.
     fn queues_in(&self, kvs: &[KeyValue]) -> Vec<(LockName, Vec<Stored>)> {
         let mut queues: Vec<(LockName, Vec<Stored>)> = Vec::new();
         for kv in kvs {
-            // Keys of other programs may look like those of Go's layout, but have no lease.
-            if kv.lease() == 0 {
-                continue;
-            }
             let Some(name) = self.layout().name_of(kv.key()) else {
                 continue;
             };

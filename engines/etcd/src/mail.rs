@@ -37,7 +37,7 @@ impl State {
         let all = GetOptions::new().with_range(range_end(&prefix));
         let got = self
             .cluster
-            .get(|| "reading messages".into(), &prefix, all)
+            .get(|| "reading messages".into(), prefix.as_bytes(), all)
             .await?;
         for kv in got.kvs() {
             self.receive(&prefix, kv.key(), kv.value()).await?;

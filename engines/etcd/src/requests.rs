@@ -31,7 +31,7 @@ impl Cluster {
     pub(crate) async fn get(
         &self,
         action: impl Fn() -> String,
-        key: &str,
+        key: &[u8],
         options: GetOptions,
     ) -> Result<GetResponse, RequestError> {
         let send = |on: Arc<Connection>| async move { on.kv.clone().get(key, Some(options)).await };

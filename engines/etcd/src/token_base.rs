@@ -159,7 +159,7 @@ impl TokenBase {
     /// Raises the base if necessary. `None` if another client changed it meanwhile.
     async fn raise(&self, cluster: &Cluster, floor: u64) -> Result<Option<u64>> {
         let got = cluster
-            .get(|| READING.into(), BASE, GetOptions::new())
+            .get(|| READING.into(), BASE.as_bytes(), GetOptions::new())
             .await?;
         let stored = match got.kvs().first() {
             Some(kv) => Some(number_in(kv).ok_or_else(|| {

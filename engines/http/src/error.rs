@@ -106,6 +106,9 @@ fn explain(
         (Some(Kind::Invalid | Kind::TooLarge), Some(name)) => {
             Error::invalid("request for lock", name.as_str(), detail)
         }
+        (Some(Kind::Invalid | Kind::TooLarge), None) => {
+            Error::invalid("request", action.text(), detail)
+        }
         // This does not mean that a hold is lost: it lasts as long as the session of the replica that had it.
         (Some(Kind::Quota | Kind::OtherReplica), _) => {
             Error::unavailable(store, action.text(), detail)

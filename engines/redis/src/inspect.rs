@@ -193,17 +193,20 @@ impl Inspect for Servers {
 
     async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
         // In a cluster one node after another: the cursor is the node's index, and the node's own cursor.
-        let at = at.and_then(|at| {
+        let place = |at: Cursor| {
             let (node, cursor) = at.0.split_once(':')?;
-            Some((node.parse::<usize>().ok()?, cursor.to_owned()))
-        });
-        let (index, cursor) = at.unwrap_or_else(|| (0, "0".to_owned()));
+            Some((node.parse::<usize>().ok()?, cursor.parse::<u64>().ok()?))
+        };
+        let (index, cursor) = match at {
+            None => (0, 0),
+            Some(at) => place(at.clone()).ok_or_else(|| at.refused())?,
+        };
         let nodes = self.nodes();
         let Some(node) = nodes.get(index) else {
             return Ok(Page::new(Vec::new(), None));
         };
         let connection = node.connection(&self.state).await?;
-        let answer = connection.send(&scan(prefix, &cursor, limit)).await;
+        let answer = connection.send(&scan(prefix, cursor, limit)).await;
         let (next, names) = answer
             .and_then(|answer| scanned(&answer))
             .map_err(|error| self.state.failed("listing locks", None, error))?;

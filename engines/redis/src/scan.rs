@@ -10,7 +10,7 @@ use redis::{Cmd, RedisError, Value};
 use crate::reply::{text, unexpected};
 
 /// The command that returns some of the keys that may be locks.
-pub(crate) fn scan(prefix: &str, cursor: &str, limit: usize) -> Cmd {
+pub(crate) fn scan(prefix: &str, cursor: u64, limit: usize) -> Cmd {
     let mut scan = redis::cmd("SCAN");
     scan.arg(cursor);
     scan.arg("MATCH").arg(pattern(prefix));

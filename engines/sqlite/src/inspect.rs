@@ -26,10 +26,11 @@ impl Inspect for Sqlite {
     }
 
     async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
-        let prefix = prefix.to_owned();
+        let after = at.map(|at| at.name(prefix)).transpose()?;
+        let (prefix, after) = (prefix.to_owned(), after.unwrap_or_default());
         self.worker
             .run(How::Read, Action::Other("list locks"), move |transaction| {
-                page(transaction, &prefix, at.as_ref(), limit)
+                page(transaction, &prefix, &after, limit)
             })
             .await
     }
@@ -93,11 +94,10 @@ fn waiters(transaction: &Transaction<'_>, name: &LockName) -> Sql<Vec<WaiterView
 fn page(
     transaction: &Transaction<'_>,
     prefix: &str,
-    at: Option<&Cursor>,
+    after: &str,
     limit: usize,
 ) -> Sql<Page<LockView>> {
     let limit = limit.clamp(1, 1000);
-    let after = at.map_or("", |cursor| &cursor.0);
     let sql = "SELECT DISTINCT name FROM holders \
                WHERE name >= ?1 AND name > ?2 AND expiry > ?3 ORDER BY name LIMIT ?4";
     let mut names = transaction.connection.prepare_cached(sql)?;

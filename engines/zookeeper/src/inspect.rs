@@ -96,6 +96,7 @@ impl Inspect for State {
 
     async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
         self.check_open()?;
+        let after = at.map(|at| at.name(prefix)).transpose()?;
         let failure = |failure| self.error("listing locks", failure);
         let connection = self.sessions.waiting.connection().await.map_err(failure)?;
         let root = self.config.root_path();
@@ -106,9 +107,8 @@ impl Inspect for State {
             .filter_map(|node| names::decode(node))
             .collect();
         names.retain(|name| {
-            let later = at
-                .as_ref()
-                .is_none_or(|Cursor(at)| name.as_str() > at.as_str());
+            let later = after.as_ref();
+            let later = later.is_none_or(|after| name.as_str() > after.as_str());
             later && name.as_str().starts_with(prefix)
         });
         names.sort_unstable();

@@ -2,14 +2,13 @@
 
 use axum::extract::RawQuery;
 use axum::response::Response;
-use fencelock_core::engine::{Cursor, LockView, Page as Part};
+use fencelock_core::engine::{LockView, Page as Part};
 use maud::{Markup, html};
 
 use super::page::{Page, answer, encoded, lock_path, time};
 use super::visitor::Visitor;
 use crate::incoming::Query;
-use crate::locks::list;
-use crate::principal::Right;
+use crate::listing::list;
 use crate::refusal::Refusal;
 
 /// How many locks a page has.
@@ -26,16 +25,14 @@ async fn page(visitor: &Visitor, query: Option<&str>) -> Result<Page, Refusal> {
     visitor.caller.must_be_somebody()?;
     let query = Query::read(query, &["prefix", "cursor"])?;
     let prefix = query.get("prefix").unwrap_or_default();
-    let at = query.get("cursor").map(|at| Cursor(at.to_owned()));
-    let part = list(&visitor.replica, prefix, at, PAGE).await?;
-    let main = table(visitor, prefix, part);
+    let (caller, at) = (&visitor.caller, query.get("cursor"));
+    let part = list(&visitor.replica, caller, prefix, at, PAGE).await?;
+    let main = table(prefix, part);
     Ok(Page::new("Locks", "/dashboard", main).live())
 }
 
-fn table(visitor: &Visitor, prefix: &str, part: Part<LockView>) -> Markup {
-    let caller = &visitor.caller;
+fn table(prefix: &str, part: Part<LockView>) -> Markup {
     let mut locks = part.items;
-    locks.retain(|view| caller.may(Right::Look, &view.name));
     locks.sort_by(|one, other| one.name.cmp(&other.name));
     let next = part.next.map(|next| {
         format!(

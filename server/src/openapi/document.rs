@@ -70,7 +70,30 @@ pub(super) fn document() -> Value {
         path.insert(route.method.to_owned(), operation(route));
     }
     document["paths"] = json!(paths);
+    strip_links(&mut document);
     document
+}
+
+/// Removes the links of Rust from the descriptions, which are those of types: ``[`X`](crate::X)`` becomes `` `X` ``.
+fn strip_links(value: &mut Value) {
+    match value {
+        Value::Object(members) => members.values_mut().for_each(strip_links),
+        Value::Array(items) => items.iter_mut().for_each(strip_links),
+        Value::String(text) if text.contains("[`") => {
+            let mut plain = String::with_capacity(text.len());
+            let mut links = text.split("[`");
+            plain.push_str(links.next().unwrap_or_default());
+            for link in links {
+                let (name, after) = link.split_once("`]").unwrap_or((link, ""));
+                let target = after.strip_prefix("(crate::");
+                let target = target.and_then(|target| target.split_once(')'));
+                let after = target.map_or(after, |(_, after)| after);
+                plain.extend(["`", name, "`", after]);
+            }
+            *text = plain;
+        }
+        _ => {}
+    }
 }
 
 fn operation(route: &Route) -> Value {

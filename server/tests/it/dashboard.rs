@@ -239,6 +239,19 @@ async fn a_store_that_does_not_answer_shows_as_such() {
     // On each page, until the store answers.
     let hour = get(&at, "/dashboard/hour").await;
     assert!(hour.text.contains("The store does not answer"));
+    // Everybody may ask this, so it does not say where the store is.
+    let ready = async || ask(&at, "GET", "/readyz", "").await;
+    while ready().await.status == 200 {
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    let unready = ready().await;
+    unready.is_problem(503, "unavailable");
+    let detail = unready.get("detail").as_str().unwrap().to_owned();
+    assert!(
+        detail.contains("the store has failed every call for"),
+        "{detail}"
+    );
+    assert!(!detail.contains("redis"), "{detail}");
     redis.resume().unwrap();
     let back = get(&at, "/dashboard").await;
     assert_eq!(back.status, 200, "{back:?}");

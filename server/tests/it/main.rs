@@ -15,6 +15,7 @@ mod faults;
 mod http2;
 mod inputs;
 mod lines;
+mod listing;
 mod many;
 mod metrics;
 mod openapi;

@@ -41,6 +41,16 @@ async fn every_route_is_in_the_document_and_no_other() {
     }
 }
 
+/// The descriptions are those of Rust types, whose links lead nowhere for readers of the document.
+#[tokio::test]
+async fn no_description_has_a_link_of_rust() {
+    let text = document(&one().await).await.to_string();
+    assert!(text.contains("Up to `MOST_IN_BATCH` requests"), "{text}");
+    for link in ["crate::", "[`", "`]"] {
+        assert!(!text.contains(link), "{link}");
+    }
+}
+
 #[tokio::test]
 async fn every_reference_leads_somewhere() {
     let at = one().await;

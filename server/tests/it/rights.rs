@@ -14,7 +14,7 @@ use crate::client::{Answer, Client, in_order, raw, replica_with, request};
 
 /// A principal with a token, and the header that it sends.
 pub(crate) struct User {
-    principal: Principal,
+    pub(crate) principal: Principal,
     pub(crate) header: String,
 }
 
@@ -500,6 +500,24 @@ async fn the_audit_log_names_who_did_what_and_no_secret() {
         .reload(std::slice::from_ref(&boss.principal), &[])
         .unwrap();
     assert_eq!(crate::rights::lines(&file, 1).await[0]["do"], "reload");
+}
+
+/// A disk that was full leaves half of a line at the end of the log.
+#[tokio::test]
+async fn a_line_after_a_torn_one_can_be_read() {
+    let dir = Dir::new("torn").unwrap();
+    let file = dir.path().join("audit.jsonl");
+    std::fs::write(&file, r#"{"at":"2026-01-01T00:00:00.000Z","repl"#).unwrap();
+    let boss = user("boss", &[("", Right::ALL)]);
+    let at = serve(&[&boss], |config| config.audit = Some(AuditLog::new(&file))).await;
+    let evict = json!({"name": "a", "token": 1, "how": "release"});
+    boss.ask(&at, "POST", "/v1/evict", &evict).await.is(200);
+    let text = std::fs::read_to_string(&file).unwrap();
+    let before: Value = serde_json::from_str(text.lines().nth(1).unwrap()).unwrap();
+    assert_eq!(
+        (&before["do"], &before["name"]),
+        (&json!("evict"), &json!("a"))
+    );
 }
 
 #[tokio::test]

@@ -194,7 +194,11 @@ impl Inspect for Toy {
         Ok(row.map_or_else(|| LockView::free(name.clone()), view))
     }
 
-    async fn list(&self, prefix: &str, _: Option<Cursor>, _: usize) -> Result<Page<LockView>> {
+    async fn list(&self, prefix: &str, at: Option<Cursor>, _: usize) -> Result<Page<LockView>> {
+        if let Some(at) = at {
+            // There is one page only.
+            return Err(at.refused());
+        }
         let table = self.table();
         let found = table.rows.values();
         let found = found.filter(|row| row.claim.name.as_str().starts_with(prefix));

@@ -64,11 +64,11 @@ impl Inspect for Moving {
         let now = state.known()?;
         let (id, within) = match &at {
             None => (state.ids[0].as_str(), ""),
-            Some(Cursor(cursor)) => cursor.split_once(':').unwrap_or((cursor, "")),
+            Some(cursor) => cursor.0.split_once(':').ok_or_else(|| cursor.refused())?,
         };
         let place = state.ids.iter().position(|known| known == id);
-        let place = place
-            .ok_or_else(|| Error::invalid("cursor", id, "it is none of a listing of this set"))?;
+        let unknown = || Cursor(id.to_owned()).refused();
+        let place = place.ok_or_else(unknown)?;
         let next_store = state.ids.get(place + 1);
         let next_store = next_store.map(|next| Cursor(format!("{next}:")));
         if !now.known.is_counted(id) {

@@ -196,7 +196,8 @@ pub trait Inspect: Send + Sync {
     }
 
     /// The locks that are held and whose names begin with `prefix`, one page at a time, in no particular order. A page may have
-    /// more or fewer than `limit`.
+    /// more or fewer than `limit`. A cursor that this engine cannot have made for this prefix is [`Error::Invalid`], and nothing is
+    /// sent: it may come from a client of the lock service.
     async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>>;
 
     /// Force-releases the lock, or asks for its release. Only the holder with this token (or with this token in its range) is

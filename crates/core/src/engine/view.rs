@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::claim::Grant;
 use super::setters::setters;
-use crate::types::{BootInstant, ClaimId, LockName, Mode, Token, Tokens};
+use crate::types::{BootInstant, ClaimId, Error, LockName, Mode, Result, Token, Tokens};
 
 /// How to take a lock from its holder.
 ///
@@ -180,9 +180,39 @@ impl WaiterView {
     setters! { label: Option<String> }
 }
 
-/// Where a listing continues. Made by the engine.
+/// Where a listing continues. Made by the engine. It may come back from anybody, so the engine reads it like any other input,
+/// and refuses one that it cannot have made for this listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cursor(pub String);
+
+impl Cursor {
+    /// The last name of the page before, for an engine whose cursors are names.
+    ///
+    /// ```
+    /// # use fencelock_core::engine::*;
+    /// # fn main() -> fencelock_core::Result<()> {
+    /// assert_eq!(Cursor("a/1".to_owned()).name("a/")?, "a/1");
+    /// assert!(Cursor("b/1".to_owned()).name("a/").is_err());
+    /// assert!(Cursor("a/\0".to_owned()).name("a/").is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if no lock has this name, or the listing of this prefix has no such name.
+    pub fn name(self, prefix: &str) -> Result<String> {
+        match LockName::new(&self.0) {
+            Ok(_) if self.0.starts_with(prefix) => Ok(self.0),
+            _ => Err(self.refused()),
+        }
+    }
+
+    /// The error for a cursor that the engine cannot have made.
+    #[must_use]
+    pub fn refused(&self) -> Error {
+        Error::invalid("cursor", &self.0, "it is none of this listing")
+    }
+}
 
 /// A page of a listing.
 ///

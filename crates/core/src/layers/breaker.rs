@@ -81,8 +81,8 @@ fn end<T>(call: Call<'_>, result: &Result<T>) {
 fn outcome<T>(result: &Result<T>) -> Outcome {
     match result {
         Err(error) if error.is_away() => Outcome::NoAnswer,
-        // This error does not come from the store.
-        Err(Error::Closed) => Outcome::Dropped,
+        // These errors do not come from the store: it was not asked.
+        Err(Error::Closed | Error::Invalid { .. } | Error::Unsupported { .. }) => Outcome::Dropped,
         _ => Outcome::Answered,
     }
 }

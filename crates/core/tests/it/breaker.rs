@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use fencelock_core::engine::{Claim, HeldClaim, Leave, Renewal, Standing};
+use fencelock_core::engine::{Claim, Cursor, HeldClaim, Leave, Renewal, Standing};
 use fencelock_core::layers::{Breaker, Fault, FaultHandle, Trouble};
-use fencelock_core::{ClaimIds, Client, Engine, LockName, Memory};
+use fencelock_core::{ClaimIds, Client, Engine, Error, LockName, Memory};
 use tokio::time::{Duration, Instant as Time};
 
 use crate::{World, ms, settle};
@@ -106,6 +106,31 @@ async fn it_opens_after_five_failures_in_a_row_and_fails_without_asking() {
     let text = error.to_string();
     let parts = ["store memory:: not asked: it has not answered since 100ms; asked again in "];
     assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+}
+
+/// What the engine refuses before it asks the store says nothing of the store.
+#[tokio::test(start_paused = true)]
+async fn a_request_that_is_not_sent_does_not_count() {
+    let setup = Setup::new(&World::new());
+    let bad_cursor = async || {
+        let at = Some(Cursor("none".to_owned()));
+        let listed = setup.breaker.inspect().list("", at, 10).await;
+        assert!(matches!(listed, Err(Error::Invalid { .. })), "{listed:?}");
+    };
+    for _ in 0..10 {
+        bad_cursor().await;
+    }
+    assert!(setup.breaker.away().is_none());
+    for _ in 0..5 {
+        setup.go(false);
+        bad_cursor().await;
+        setup.go(true);
+        setup.breaker.place(&setup.claim("x")).await.unwrap_err();
+    }
+    assert!(setup.breaker.away().is_some());
+    setup.go(false);
+    bad_cursor().await;
+    assert!(setup.breaker.away().is_some());
 }
 
 /// After a pause, one of many requests is sent.

@@ -3,6 +3,7 @@
 use std::process::Stdio;
 use std::time::Duration;
 
+use fencelock::engine::Cursor;
 use fencelock::{Client, Error, Evict};
 use fencelock_testbed::Etcd;
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
@@ -127,4 +128,61 @@ async fn two_claims_of_one_client_exclude_each_other() {
     assert!(matches!(us.try_lock("c").await, Err(Error::Held { .. })));
     inner.release().await.unwrap();
     assert!(guard.sequencer().await.is_ok());
+}
+
+/// Keys of other programs lie between those of locks. A page that ends at one of them must not show it as its cursor.
+#[tokio::test]
+async fn pages_show_no_keys_of_others_and_each_lock_once() {
+    let etcd = Etcd::start().unwrap();
+    let put = |key: &str| {
+        let mut put = std::process::Command::new("etcdctl");
+        put.env("ETCDCTL_API", "3")
+            .arg(format!("--endpoints=127.0.0.1:{}", etcd.port(0)))
+            .args(["put", key, "theirs"]);
+        assert!(put.output().unwrap().status.success());
+    };
+    for key in [
+        "aa/secret",
+        "b/secret",
+        "c/12",
+        "ma/secret",
+        "x/secret",
+        "zz/12",
+    ] {
+        put(key);
+    }
+    let (us, mut others) = (go(&etcd).await, Vec::new());
+    let mut guards = Vec::new();
+    for name in ["a", "d", "m", "y"] {
+        guards.push(us.lock(name).await.unwrap());
+    }
+    for waiters in 1..5 {
+        let other = go(&etcd).await;
+        others.push(wait_for(&other, "m"));
+        crate::waiters(&us, "m", waiters).await;
+    }
+    let url = format!("{}?layout=concurrency", etcd.url());
+    let engine = fencelock::open_engine(&url).await.unwrap();
+    let (mut names, mut at) = (Vec::new(), None);
+    loop {
+        let page = engine.inspect().list("", at, 2).await.unwrap();
+        for view in page.items {
+            let token = guards.iter().find(|guard| *guard.name() == view.name);
+            assert_eq!(view.token(), token.map(|guard| guard.token()), "{view:?}");
+            names.push(view.name.to_string());
+        }
+        at = page.next;
+        let Some(Cursor(next)) = &at else { break };
+        assert!(
+            !next.contains("secret") && !next.ends_with("/12\0"),
+            "{next}"
+        );
+    }
+    assert_eq!(names, ["a", "d", "m", "y"]);
+    for cursor in ["aa/secret\0", "fencelock/base\0", "zz/x", "a"] {
+        let at = Some(Cursor(cursor.to_owned()));
+        let refused = engine.inspect().list("", at, 2).await;
+        assert!(matches!(refused, Err(Error::Invalid { .. })), "{cursor:?}");
+    }
+    others.iter().for_each(tokio::task::JoinHandle::abort);
 }

@@ -236,23 +236,28 @@ struct Position {
     /// How many nodes to list, from this one on.
     left: usize,
     /// The node's own cursor.
-    cursor: String,
+    cursor: u64,
 }
 
 impl Position {
-    /// Reads `<node>:<left>:<cursor>`.
-    fn read(at: Option<Cursor>, needed: usize) -> Self {
-        let at = at.map_or_else(|| format!("0:{needed}:0"), |at| at.0);
-        let mut parts = at.splitn(3, ':');
-        let mut number = |default: usize| {
-            let part = parts.next().and_then(|part| part.parse().ok());
-            part.unwrap_or(default)
-        };
+    /// Where a listing of this many nodes begins.
+    const fn first(needed: usize) -> Self {
         Self {
-            node: number(0),
-            left: number(needed),
-            cursor: parts.next().unwrap_or("0").to_owned(),
+            node: 0,
+            left: needed,
+            cursor: 0,
         }
+    }
+
+    /// Reads `<node>:<left>:<cursor>`.
+    fn read(at: &Cursor, needed: usize) -> Option<Self> {
+        let mut parts = at.0.splitn(3, ':');
+        let position = Self {
+            node: parts.next()?.parse().ok()?,
+            left: parts.next()?.parse().ok()?,
+            cursor: parts.next()?.parse().ok()?,
+        };
+        (1..=needed).contains(&position.left).then_some(position)
     }
 }
 
@@ -265,13 +270,21 @@ impl Inspect for State {
     /// Lists one node after another, until the rest cannot be a quorum. So a lock may be listed more than once.
     async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
         let needed = self.nodes.len() - self.config.quorum + 1;
-        let Position { node, left, cursor } = Position::read(at, needed);
-        let members = self.members();
-        let mut members = members.iter().filter(|(member, _)| member.index >= node);
-        let Some((asked, connection)) = members.next() else {
-            return Err(self.too_few("listing locks", Vec::new()));
+        let position = match &at {
+            None => Position::first(needed),
+            Some(at) => Position::read(at, needed).ok_or_else(|| at.refused())?,
         };
-        let cursor = if asked.index == node { &cursor } else { "0" };
+        let Position { node, left, cursor } = position;
+        let members = self.members();
+        let mut rest = members.iter().filter(|(member, _)| member.index >= node);
+        let Some((asked, connection)) = rest.next() else {
+            // A cursor that leads beyond the servers is no failure of theirs.
+            return Err(match at {
+                Some(at) if members.len() >= self.config.quorum => at.refused(),
+                _ => self.too_few("listing locks", Vec::new()),
+            });
+        };
+        let cursor = if asked.index == node { cursor } else { 0 };
         let answer = connection.ask(&scan(prefix, cursor, limit)).await;
         let (next, names) = answer
             .and_then(|answer| scanned(&answer))

@@ -79,8 +79,9 @@ impl<D: Dialect> Inspect for State<D> {
 
     async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
         self.check_open()?;
+        let after = at.map(|at| at.name(prefix)).transpose()?;
+        let (after, limit) = (after.unwrap_or_default(), limit.clamp(1, 1000));
         self.record_all().await;
-        let (after, limit) = (at.map_or_else(String::new, |at| at.0), limit.clamp(1, 1000));
         on_control!(self.control, "list locks", list(prefix, &after, limit))
     }
 

@@ -26,7 +26,8 @@ impl<D: Dialect> Inspect for State<D> {
 
     async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
         let dialect = &self.pool.dialect;
-        let (after, limit) = (at.map_or_else(String::new, |at| at.0), limit.clamp(1, 1000));
+        let after = at.map(|at| at.name(prefix)).transpose()?;
+        let (after, limit) = (after.unwrap_or_default(), limit.clamp(1, 1000));
         let mut call = self.pool.call("list locks");
         let names = attempt!(call, Lane::Others, |session| {
             dialect.held_names(session, prefix, &after, limit).await

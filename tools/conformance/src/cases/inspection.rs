@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use fencelock::engine::Evict;
-use fencelock::{LeaseKind, LossReason, Mode, Sequencer, Token};
+use fencelock::engine::{Cursor, Evict};
+use fencelock::{Error, LeaseKind, LossReason, Mode, Sequencer, Token};
 
 use crate::case::{Case, case};
 use crate::ctx::{Ctx, got, not_for, soon, take, until, wait_for};
@@ -11,6 +11,7 @@ use crate::ctx::{Ctx, got, not_for, soon, take, until, wait_for};
 pub(super) static CASES: &[Case] = &[
     case!(a_look_shows_holders_and_waiters),
     case!(a_list_shows_held_locks),
+    case!(a_cursor_of_no_listing_is_refused),
     case!(a_watch_sees_the_next_holder),
     case!(check_is_exact),
     case!(check_is_exact_beside_others).promised(|promises| promises.shared),
@@ -120,6 +121,25 @@ async fn a_list_shows_held_locks(ctx: Ctx) {
         task.await.unwrap();
     }
     ctx.await_nothing_left().await;
+}
+
+/// A client of the lock service sends whatever cursor it likes. The engine must not take it for a place among other keys of the
+/// store, nor send what the store would answer with a failure.
+async fn a_cursor_of_no_listing_is_refused(ctx: Ctx) {
+    let engine = ctx.engine().await;
+    let guard = take(&ctx.client().await, "cursor/1").await;
+    for cursor in [
+        "", "\0", "b", "cursor", "a:\0", "9:9:9:9", "b/\0", "-1:0", "0:x",
+    ] {
+        let at = Some(Cursor(cursor.to_owned()));
+        let refused = engine.inspect().list("cursor/", at, 10).await;
+        let refused = refused.map(|page| (page.items.len(), page.next));
+        assert!(
+            matches!(refused, Err(Error::Invalid { .. })),
+            "{cursor:?}: {refused:?}"
+        );
+    }
+    guard.release().await.unwrap();
 }
 
 async fn a_watch_sees_the_next_holder(ctx: Ctx) {
