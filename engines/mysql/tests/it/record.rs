@@ -1,7 +1,7 @@
 //! The record of a database, of each strategy.
 
+use fencelock_core::StoreUrl;
 use fencelock_core::engine::{Record, RecordChange};
-use fencelock_core::{Engine, StoreUrl};
 
 use super::*;
 

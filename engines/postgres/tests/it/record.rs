@@ -28,7 +28,9 @@ async fn each_strategy_has_its_own() {
         opened(&server, "advisory").await,
     ];
     // As a version left it that had no such table.
-    server.psql("lock", "DROP TABLE fencelock_bound_record");
+    server
+        .psql("lock", "DROP TABLE fencelock_bound_record")
+        .unwrap();
     let none = advisory.record("shop:", None).await.unwrap();
     assert_eq!(none, Record::default());
     let first = write(&*leases, "of leases").await;
