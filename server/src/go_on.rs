@@ -77,11 +77,31 @@ pub(crate) async fn renew(
                 .unwrap_or_else(|| lost(&name, id, token))
                 .name(&name))
         }
-        _ => {
-            end(&replica, id);
-            Err(lost(&name, id, token))
-        }
+        _ => Err(not_held(&replica, &held).await),
     }
+}
+
+/// The refusal of a renewal of a claim that does not hold by this grant. It ends here, unless it holds in another mode than the
+/// renewal has: then nothing is lost.
+async fn not_held(replica: &Replica, held: &HeldClaim) -> Refusal {
+    let HeldClaim { claim, token, .. } = held;
+    let view = replica.engine.inspect().look(&claim.name).await;
+    let holds_otherwise = view.is_ok_and(|view| {
+        view.holders.iter().any(|holder| {
+            holder.claim == Some(claim.id)
+                && holder.token == Some(*token)
+                && holder.mode != claim.mode
+        })
+    });
+    if holds_otherwise {
+        let detail = format!(
+            "the claim {} holds lock {} in another mode, or with another permit_count; it was not renewed",
+            claim.id, claim.name
+        );
+        return Refusal::invalid(detail).name(&claim.name);
+    }
+    end(replica, claim.id);
+    lost(&claim.name, claim.id, *token)
 }
 
 /// On a store that is bound to replicas: prolongs the claim here, or says why not.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fencelock_server::Server;
 use fencelock_testbed::{Flow, Proxy, Redis};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::client::{Client, ask, is_free, look, replica, until, waiters};
 
@@ -45,6 +45,48 @@ async fn a_claim_goes_on_at_any_replica() {
         client.release(&one, waits, "a").await.is(200)["released"],
         "released"
     );
+}
+
+/// A renewal for another mode is a mistake of its client, and not a loss: the claim still holds.
+#[tokio::test]
+async fn a_renewal_in_another_mode_is_refused_and_does_not_affect_the_hold() {
+    let redis = Redis::start().unwrap();
+    let (one, other) = (on(&redis.url()).await, on(&redis.url()).await);
+    let client = Client::new();
+    let (exclusive, shared) = (json!({"mode": "exclusive"}), json!({"mode": "shared"}));
+    let permit = |count: u32| json!({"mode": "permit", "permit_count": count});
+    let cases = [
+        (exclusive.clone(), shared.clone()),
+        (exclusive.clone(), permit(2)),
+        (shared, exclusive),
+        (permit(2), permit(3)),
+    ];
+    for (at, (mode, wrong)) in cases.into_iter().enumerate() {
+        let (id, name) = (client.claim(), format!("a{at}"));
+        let with = |mode: &Value, token: Option<u64>| {
+            let mut body = mode.clone();
+            body["name"] = json!(name);
+            if let Some(token) = token {
+                body["token"] = json!(token);
+            }
+            body
+        };
+        let taken = client.put(&one, id, with(&mode, None)).await;
+        taken.is(200);
+        let token = taken.number("token");
+        let path = format!("/v1/claims/{id}/renew");
+        let renew = async |at: &Server, mode: &Value, token: u64| {
+            let body = with(mode, Some(token));
+            client.ask(at, "POST", &path, &body).await
+        };
+        for at in [&one, &other] {
+            let refused = renew(at, &wrong, token).await;
+            refused.is_problem(400, "invalid");
+            renew(at, &mode, token).await.is(200);
+        }
+        let never = renew(&one, &wrong, token + 1).await;
+        never.is_problem(410, "lost");
+    }
 }
 
 #[tokio::test]
