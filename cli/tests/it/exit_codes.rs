@@ -84,10 +84,10 @@ fn held(fixture: &Fixture) {
     for (options, code) in [
         (&["-n"][..], 1),
         (&["-w", "0"], 1),
-        (&["-w", "0.2"], 1),
-        (&["-w", "200ms"], 1),
+        (&["-w", "1"], 1),
+        (&["-w", "1000ms"], 1),
         (&["-n", "-E", "99"], 99),
-        (&["-w", "0.2", "-E", "0"], 0),
+        (&["-w", "1", "-E", "0"], 0),
     ] {
         let words = [&["run"], options, &["a", "--", "echo", "ran"]].concat();
         let ran = fixture.run(&words);

@@ -28,8 +28,7 @@ pub(crate) fn refuse_set(what: &str, url: &StoreUrl) -> Result<()> {
         return Ok(());
     }
     let why = format!(
-        "it cannot be {what}: a set is made of stores themselves, not of sets or lock services; put the service before \
-         the set"
+        "it cannot be {what}: a set has only plain stores as shards, no sets and no lock services; let the service serve the set"
     );
     Err(url.refuse(why))
 }
