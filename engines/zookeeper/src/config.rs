@@ -184,8 +184,8 @@ mod tests {
     fn unusable_urls_are_refused() {
         for (url, why) in [
             ("zookeeper://", "no host"),
-            ("zookeeper://h:x", "no port"),
-            ("zookeeper://h:0", "no port"),
+            ("zookeeper://h:x", "not a port"),
+            ("zookeeper://h:0", "not a port"),
             ("zookeeper://h/a/../b", "chroot"),
             ("zookeeper://h/zookeeper", "own"),
             ("zookeeper://ann@h", "password"),
@@ -231,7 +231,7 @@ mod tests {
         let own = || Options::from_connector(["h"], Client::connector());
         for (options, why) in [
             (Options::new(none), "no host"),
-            (Options::new(["h:0"]), "no port"),
+            (Options::new(["h:0"]), "not a port"),
             (one().chroot("/zookeeper"), "own"),
             (one().user("ann"), "password"),
             (one().claim_window(Duration::ZERO), "claim-window"),

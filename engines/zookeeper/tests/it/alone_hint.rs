@@ -38,9 +38,9 @@ async fn an_uncontended_lock_takes_one_request_and_its_release_another() {
     let before = packets(&server);
     pairs(&client, 100).await;
     let asked = packets(&server) - before;
-    // Plus a few heartbeats.
+    // Plus heartbeats, of which a slow machine sends more. A third request for each pair would make it 300.
     assert!(
-        (200..210).contains(&asked),
+        (200..250).contains(&asked),
         "{asked} requests for 100 pairs"
     );
 }
