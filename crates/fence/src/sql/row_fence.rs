@@ -10,8 +10,7 @@ use crate::error::{FenceError, Result};
 ///
 /// 1. Once: run [`RowFence::add_columns`].
 /// 2. For each write: run [`RowFence::update`]. If it changed a row, the write is done.
-/// 3. If it changed no row: read [`RowFence::select`], and pass the row to [`RowFence::explain`], which names the token
-///   that won.
+/// 3. If it changed no row: read [`RowFence::select`], and pass the row to [`RowFence::explain`], which names the winner.
 ///
 /// ```
 /// # use fencelock_fence::sql::*;
