@@ -188,7 +188,7 @@ impl Known {
     }
 
     /// The locks whose names begin with this and which it may look at.
-    pub(crate) fn sees(&self, prefix: &str) -> Seen {
+    pub(crate) fn sees<'a>(&'a self, prefix: &'a str) -> Seen<'a> {
         Seen::new(&self.principal, prefix)
     }
 

@@ -145,8 +145,21 @@ pub(crate) fn any_token(asked: Token) -> Result<Token, Refusal> {
 }
 
 /// How long a client may believe, in milliseconds since it sent its request. It sent the request before `received`.
-pub(crate) fn since_sent(counted_from: BootInstant, lease: Duration, received: BootInstant) -> u64 {
-    millis((counted_from + lease).since(received))
+pub(crate) fn since_sent(until: BootInstant, received: BootInstant) -> u64 {
+    millis(until.since(received))
+}
+
+/// Refuses a request that lists a claim twice.
+pub(crate) fn check_once(claims: impl Iterator<Item = ClaimId>) -> Result<(), Refusal> {
+    let mut ids: Vec<ClaimId> = claims.collect();
+    ids.sort_unstable();
+    match ids.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(twice) => {
+            let detail = format!("the claim {} occurs more than once", twice[0]);
+            Err(Refusal::invalid(detail))
+        }
+        None => Ok(()),
+    }
 }
 
 fn check_mode(mode: Mode, replica: &Replica) -> Result<(), Refusal> {

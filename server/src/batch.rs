@@ -11,6 +11,7 @@ use futures_util::FutureExt;
 use futures_util::future::poll_fn;
 use http::StatusCode;
 
+use crate::asked::check_once;
 use crate::caller::Caller;
 use crate::go_on::releasing;
 use crate::incoming::{Key, LongJson, Received};
@@ -75,12 +76,7 @@ fn all(key: &Key, body: Batch) -> Result<Vec<(ClaimId, Asks)>, Refusal> {
         }
     });
     let asked: Vec<_> = asked.collect::<Result<_, _>>()?;
-    let mut ids: Vec<&ClaimId> = asked.iter().map(|(claim, _)| claim).collect();
-    ids.sort_unstable();
-    if let Some(twice) = ids.windows(2).find(|pair| pair[0] == pair[1]) {
-        let detail = format!("the claim {} occurs more than once", twice[0]);
-        return Err(Refusal::invalid(detail));
-    }
+    check_once(asked.iter().map(|(claim, _)| *claim))?;
     Ok(asked)
 }
 

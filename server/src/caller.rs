@@ -237,7 +237,7 @@ impl Caller {
     }
 
     /// The locks whose names begin with this and which it may look at.
-    pub(crate) fn sees(&self, prefix: &str) -> Seen {
+    pub(crate) fn sees<'a>(&'a self, prefix: &'a str) -> Seen<'a> {
         self.known.sees(prefix)
     }
 

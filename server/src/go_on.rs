@@ -10,12 +10,12 @@ use fencelock_core::engine::{HeldClaim, Leave, Renewal, Withdrawn};
 use fencelock_core::{BootInstant, ClaimId, Error, LockName, Token};
 use fencelock_wire::{
     How, Kind, MOST_RENEWALS, Outcome, Release, Released, Renew, RenewMany, Renewed, RenewedMany,
-    RenewedOne, WordHeld, millis,
+    RenewedOne, WordHeld,
 };
 use futures_util::future::join_all;
 use http::StatusCode;
 
-use crate::asked::{Asked, released, token};
+use crate::asked::{Asked, check_once, released, since_sent, token};
 use crate::audit::Deed;
 use crate::bound::NotHere;
 use crate::caller::Caller;
@@ -143,7 +143,7 @@ fn told(
             bound.tells(held.claim.id, held.token, until, held.shorten)?
         }
     };
-    Some(millis(until.since(received)))
+    Some(since_sent(until, received))
 }
 
 /// Whether holders are to leave because this replica, on which their claims depend, is about to end.
@@ -250,7 +250,7 @@ pub(crate) async fn renew_many(
     LongJson(body): LongJson<RenewMany>,
 ) -> Result<Response, Refusal> {
     let held = all_held(&replica, &caller, &key, body)?;
-    check_once(&held)?;
+    check_once(held.iter().map(|held| held.claim.id))?;
     if !held.is_empty() {
         caller.note_renewal();
     }
@@ -324,19 +324,6 @@ async fn renew_lane(
     let answers = held.iter().zip(renewals);
     let answers = answers.map(|(held, renewal)| answer(replica, held, renewal, received));
     Ok(answers.collect())
-}
-
-/// Refuses a claim that is listed twice.
-fn check_once(held: &[HeldClaim]) -> Result<(), Refusal> {
-    let mut ids: Vec<ClaimId> = held.iter().map(|held| held.claim.id).collect();
-    ids.sort_unstable();
-    match ids.windows(2).find(|pair| pair[0] == pair[1]) {
-        Some(twice) => {
-            let detail = format!("the claim {} occurs more than once", twice[0]);
-            Err(Refusal::invalid(detail))
-        }
-        None => Ok(()),
-    }
 }
 
 /// Takes the turns of all claims. Returns the visits in the order of `held`.

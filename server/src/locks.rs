@@ -142,7 +142,7 @@ pub(crate) async fn attest(
     let attested = attested.map_err(|error| Refusal::of(&error).name(&name))?;
     let body = match attested {
         Some((holder, grant)) => {
-            let lease = since_sent(grant.counted_from, grant.lease, received);
+            let lease = since_sent(grant.counted_from + grant.lease, received);
             Attested {
                 lease_ms_since_sent: kept_here(&replica, (&name, &holder), received).min(lease),
                 holder: Some(Holder::from(holder)),

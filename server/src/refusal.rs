@@ -29,6 +29,12 @@ impl Refusal {
         Self::new(Kind::Invalid, detail)
     }
 
+    /// The answer to a new claim on this lock while the replica drains.
+    pub(crate) fn draining(name: &LockName) -> Self {
+        let detail = "this replica is about to end, and sent nothing to the store; use another one";
+        Self::new(Kind::Draining, detail).name(name).close()
+    }
+
     /// The problem for an error of the store.
     pub(crate) fn of(error: &Error) -> Self {
         let kind = match error {

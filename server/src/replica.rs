@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use fencelock_core::support::Mutex;
 use fencelock_core::{
-    BootInstant, CancellationToken, Clock, Engine, Error, LeaseKind, Promises, Result,
+    BootInstant, CancellationToken, ClaimId, Clock, Engine, Error, LeaseKind, Promises, Result,
+    Token,
 };
 use fencelock_wire::{Binding, Kind};
 use futures_util::FutureExt;
@@ -264,6 +265,20 @@ impl Replica {
                 "a call of the store ended early; the outcome is unknown",
             )
         })
+    }
+
+    /// Notes that the client of a hold is about to be told to believe until then. Returns until when it may believe, which is
+    /// not longer than a replica keeps a claim that belongs to it. `None` if such a claim has ended.
+    pub(crate) fn tells(
+        &self,
+        id: ClaimId,
+        token: Token,
+        until: BootInstant,
+    ) -> Option<BootInstant> {
+        match &self.bound {
+            None => Some(until),
+            Some(bound) => bound.tells(id, token, until, false),
+        }
     }
 
     /// Notes an answer of the store, for `/readyz`.

@@ -4,45 +4,44 @@ use crate::principal::{Principal, Right};
 
 /// The names that begin with a prefix and at which a principal may look.
 #[derive(Debug)]
-pub(crate) struct Seen {
-    principal: Principal,
+pub(crate) struct Seen<'a> {
+    principal: &'a Principal,
     /// Each name begins with one of these, and none of these with another. Below them some names may be hidden.
-    pub(crate) prefixes: Vec<String>,
+    pub(crate) prefixes: Vec<&'a str>,
     /// The prefixes of the names that are hidden below.
-    hidden: Vec<String>,
-    asked: String,
+    hidden: Vec<&'a str>,
+    asked: &'a str,
 }
 
-impl Seen {
-    pub(crate) fn new(principal: &Principal, asked: &str) -> Self {
+impl<'a> Seen<'a> {
+    pub(crate) fn new(principal: &'a Principal, asked: &'a str) -> Self {
         let below = principal.rights.iter().map(|grant| grant.prefix.as_str());
         let below = below.filter(|prefix| prefix.starts_with(asked));
-        let mut prefixes: Vec<&str> = below.chain([asked]).collect();
-        prefixes.sort_unstable();
-        prefixes.dedup();
+        let mut all: Vec<&str> = below.chain([asked]).collect();
+        all.sort_unstable();
+        all.dedup();
         // A prefix comes before all names and prefixes that begin with it.
-        let (looks, hidden): (Vec<_>, Vec<_>) = prefixes
+        let (looks, mut hidden): (Vec<_>, Vec<_>) = all
             .into_iter()
             .partition(|prefix| principal.may(Right::Look, prefix));
-        let mut prefixes: Vec<String> = Vec::new();
+        let mut prefixes: Vec<&str> = Vec::new();
         for prefix in looks {
             if prefixes.last().is_none_or(|last| !prefix.starts_with(last)) {
-                prefixes.push(prefix.to_owned());
+                prefixes.push(prefix);
             }
         }
-        let within = |hidden: &&str| prefixes.iter().any(|prefix| hidden.starts_with(prefix));
-        let hidden = hidden.into_iter().filter(within).map(str::to_owned);
+        hidden.retain(|hidden| prefixes.iter().any(|prefix| hidden.starts_with(prefix)));
         Self {
-            principal: principal.clone(),
-            hidden: hidden.collect(),
+            principal,
             prefixes,
-            asked: asked.to_owned(),
+            hidden,
+            asked,
         }
     }
 
     /// Whether it is every name that begins with the prefix.
     pub(crate) fn is_all(&self) -> bool {
-        self.hidden.is_empty() && self.prefixes == [self.asked.as_str()]
+        self.hidden.is_empty() && self.prefixes == [self.asked]
     }
 
     pub(crate) fn shows(&self, name: &str) -> bool {
@@ -54,7 +53,7 @@ impl Seen {
         let plain = cursor.replace("%2F", "/").replace("%25", "%");
         [cursor, &plain].iter().all(|text| {
             self.hidden.iter().all(|hidden| {
-                let mut found = text.match_indices(hidden.as_str());
+                let mut found = text.match_indices(hidden);
                 found.all(|(at, _)| self.shows(&text[at..]))
             })
         })

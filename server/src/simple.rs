@@ -17,7 +17,7 @@ use fencelock_wire::{ClaimKey, Kind, SimpleGrant, SimpleTake, millis};
 use http::StatusCode;
 use http_body::{Frame, SizeHint};
 
-use crate::asked::Asked;
+use crate::asked::{Asked, since_sent};
 use crate::audit::Deed;
 use crate::caller::Caller;
 use crate::incoming::{Json, Received};
@@ -50,8 +50,7 @@ pub(crate) async fn take(
     let claim = Asked::from(body).claim(id, &replica, &caller)?;
     let (name, mode, ttl) = (claim.name.clone(), claim.mode, claim.ttl);
     if replica.draining.is_cancelled() {
-        let detail = "this replica is about to end, and sent nothing to the store; use another one";
-        return Err(Refusal::new(Kind::Draining, detail).name(&name).close());
+        return Err(Refusal::draining(&name));
     }
     let waiting = match wait.is_zero() {
         true => None,
@@ -214,12 +213,10 @@ impl Taking {
                 lease,
                 ..
             } => {
-                let mut until = counted_from + lease;
-                if let Some(bound) = &self.replica.bound {
-                    let told = bound.tells(self.claim.id, token, until, false);
-                    until = told.ok_or_else(grant_ended)?;
-                }
-                Ok(millis(until.since(self.received)))
+                let until = counted_from + lease;
+                let told = self.replica.tells(self.claim.id, token, until);
+                let told = told.ok_or_else(grant_ended)?;
+                Ok(since_sent(told, self.received))
             }
             Renewal::Unknown(error) => {
                 let refusal = Refusal::of(&error);

@@ -116,10 +116,7 @@ pub(crate) async fn taking(
     let claim = Asked::from(body).claim(id, replica, caller)?;
     let in_queue = replica.known.has_placed(&id);
     if replica.draining.is_cancelled() && !in_queue {
-        let detail = "this replica is about to end, and sent nothing to the store; use another one";
-        return Err(Refusal::new(Kind::Draining, detail)
-            .name(&claim.name)
-            .close());
+        return Err(Refusal::draining(&claim.name));
     }
     let waiter = match (in_queue, queue) {
         (true, _) => None,
@@ -275,20 +272,14 @@ impl Asking {
 
     fn granted(&self, grant: &Grant, caller: &Caller, waited: bool) -> Result<Taken, Refusal> {
         let claim = &self.claim;
-        let mut lease = since_sent(grant.counted_from, grant.lease, self.received);
-        let token = grant.tokens.first;
-        if let Some(bound) = &self.replica.bound {
-            let until = grant.counted_from + grant.lease;
-            let until = bound.tells(claim.id, token, until, false);
-            let until = until.ok_or_else(|| self.ended())?;
-            lease = millis(until.since(self.received));
-        }
+        let (token, until) = (grant.tokens.first, grant.counted_from + grant.lease);
+        let told = self.replica.tells(claim.id, token, until);
+        let told = told.ok_or_else(|| self.ended())?;
         let line = |line: Line| line.name(claim.name.as_str()).claim(claim.id).token(token);
         caller.note_if_grants(line, Deed::Grant);
         let replica = &self.replica;
         let wait = waited.then(|| replica.clock.now().since(self.since));
         replica.metrics.granted(&claim.name, claim.mode, wait);
-        let until = grant.counted_from + grant.lease;
         match waited {
             true => replica.events.granted(claim.id, &claim.name, token, until),
             false => replica.events.began(claim.id, &claim.name, token, until),
@@ -300,7 +291,7 @@ impl Asking {
             token,
             sequencer: sequencer.to_string(),
             mode: ModeWord::of(claim.mode).0,
-            lease_ms_since_sent: lease,
+            lease_ms_since_sent: since_sent(told, self.received),
             full_ttl: grant.lease >= self.ttl && self.is_whole(),
             release_requested: false,
         };

@@ -57,14 +57,6 @@ pub(super) const OF_ADVISORY: Statements = statements!(
     "strategy = 'advisory' AND scope = $1"
 );
 
-/// What is being done, for errors.
-pub(super) const fn action(change: Option<&RecordChange>) -> &'static str {
-    match change {
-        None => "read the record",
-        Some(_) => "change the record",
-    }
-}
-
 /// Makes the change, if there is one, and returns the record. Without the table there is none.
 pub(super) async fn record(
     session: &mut Session,

@@ -18,7 +18,7 @@ mod settings;
 pub mod tls;
 
 use fencelock_core::Error;
-use fencelock_core::engine::Renewal;
+use fencelock_core::engine::{RecordChange, Renewal};
 
 #[cfg(feature = "server")]
 pub use page::page_of;
@@ -36,4 +36,12 @@ pub fn unknown(store: &impl std::fmt::Display, error: Error, count: usize) -> Ve
     let mut renewals: Vec<Renewal> = (1..count).map(|_| Renewal::Unknown(repeated())).collect();
     renewals.push(Renewal::Unknown(error));
     renewals
+}
+
+/// What a call of `record` does, for errors.
+pub const fn record_action(change: Option<&RecordChange>) -> &'static str {
+    match change {
+        None => "read the record",
+        Some(_) => "change the record",
+    }
 }

@@ -8,9 +8,9 @@ use fencelock_core::{
     ClaimId, Durability, Error, Finding, Floor, LeaseKind, LockName, Promises, Result, Token,
     Tokens, Wake,
 };
-use fencelock_sql::Settings;
 use fencelock_sql::bound::{CLAIM_WINDOW, CloseSignal, Dialect, Record, SessionId};
 use fencelock_sql::server::Failure;
+use fencelock_sql::{Settings, record_action};
 use mysql_async::Row;
 
 use super::connection::{BoundLocks, Session, WAIT_SECONDS};
@@ -264,11 +264,7 @@ impl Dialect for BoundLocks {
         change: Option<&RecordChange>,
     ) -> Result<engine::Record> {
         let found = self.record_of_store(control, scope, change).await;
-        let action = match change {
-            None => "read the record",
-            Some(_) => "change the record",
-        };
-        found.map_err(|failed| self.error(action, failed))
+        found.map_err(|failed| self.error(record_action(change), failed))
     }
 
     async fn clean_up(&self, control: &mut Session) -> Result<()> {

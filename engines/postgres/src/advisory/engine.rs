@@ -7,8 +7,8 @@ use fencelock_core::{
     ClaimId, Durability, Error, Finding, Floor, LeaseKind, LockName, Mode, Promises, Result, Token,
     Tokens, Wake,
 };
-use fencelock_sql::Settings;
 use fencelock_sql::bound::{CLAIM_WINDOW, CloseSignal, Dialect, Record, SessionId};
+use fencelock_sql::{Settings, record_action};
 
 use super::connection::Advisory;
 use super::record::{integer, numbers};
@@ -18,7 +18,7 @@ use super::statements::{
 use crate::connection::{Session, Values};
 use crate::diagnose;
 use crate::error::{is_conflict, is_missing};
-use crate::record::{OF_ADVISORY, action, record};
+use crate::record::{OF_ADVISORY, record};
 use crate::server::limits;
 
 /// The longest idle timeout of PostgreSQL, in ms, is the longest ttl.
@@ -236,7 +236,7 @@ impl Dialect for Advisory {
             }
             found => found,
         };
-        found.map_err(|error| self.hosts.error(action(change), error))
+        found.map_err(|error| self.hosts.error(record_action(change), error))
     }
 
     async fn clean_up(&self, control: &mut Session) -> Result<()> {

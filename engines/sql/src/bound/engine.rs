@@ -19,6 +19,7 @@ use super::entry::Entry;
 use super::pool::Pool;
 use super::record::record_lasting;
 use super::state::State;
+use crate::record_action;
 
 /// The engine on a dialect.
 pub struct BoundEngine<D: Dialect> {
@@ -130,13 +131,10 @@ impl<D: Dialect> Engine for BoundEngine<D> {
     async fn record(&self, scope: &str, change: Option<&RecordChange>) -> Result<Record> {
         let state = &self.state;
         state.check_open()?;
-        let action = match change {
-            None => "read the record",
-            Some(_) => {
-                state.check_writes("a change of the record")?;
-                "change the record"
-            }
-        };
+        if change.is_some() {
+            state.check_writes("a change of the record")?;
+        }
+        let action = record_action(change);
         on_control!(state.control, action, store_record(scope, change))
     }
 

@@ -15,7 +15,7 @@ use super::dialect::Dialect;
 use super::entry::Entries;
 use super::pool::{Lane, Pool, attempt};
 use super::state::State;
-use crate::Settings;
+use crate::{Settings, record_action};
 
 /// Leases in the tables of a database server.
 pub struct LeaseEngine<D: Dialect> {
@@ -96,15 +96,11 @@ impl<D: Dialect> Engine for LeaseEngine<D> {
     }
 
     async fn record(&self, scope: &str, change: Option<&RecordChange>) -> Result<Record> {
-        let action = match change {
-            None => "read the record",
-            Some(_) => {
-                self.state.check_writes("a change of the record")?;
-                "change the record"
-            }
-        };
+        if change.is_some() {
+            self.state.check_writes("a change of the record")?;
+        }
         let pool = &self.state.pool;
-        let mut call = pool.call(action);
+        let mut call = pool.call(record_action(change));
         Ok(attempt!(call, Lane::Others, |session| {
             pool.dialect.record(session, scope, change).await
         }))
