@@ -85,7 +85,7 @@ async fn the_end_of_a_replica_gives_back_what_nobody_believes_in() {
     let ((at, _), client) = (memory().await, Client::new());
     let (over, waits) = (client.claim(), client.claim());
     // It is kept for its lock-delay.
-    let take = json!({"name": "a", "ttl_ms": 100, "lock_delay_ms": 200});
+    let take = json!({"name": "a", "ttl_ms": 100, "lock_delay_ms": 20_000});
     put(&at, &client, over, take).await.is(200);
     let wait = json!({"name": "a", "queue": true});
     put(&at, &client, waits, wait).await.is(202);

@@ -35,6 +35,26 @@ async fn hold(clients: &[Client], ttl: Duration) -> Vec<Guard> {
     soon("the locks", join_all(locks)).await
 }
 
+/// Two replicas, and clients that each hold a lock.
+struct Two {
+    memory: Memory,
+    replicas: Vec<Replica>,
+    guards: Vec<Guard>,
+}
+
+impl Two {
+    async fn held(ttl: Duration) -> Self {
+        let memory = Memory::new();
+        let replicas = replicas(&memory, 2).await;
+        let guards = hold(&clients(&replicas).await, ttl).await;
+        Self {
+            memory,
+            replicas,
+            guards,
+        }
+    }
+}
+
 async fn quickly<T>(what: &str, future: impl IntoFuture<Output = T>) -> T {
     match timeout(QUICK, future).await {
         Ok(done) => done,
@@ -45,15 +65,12 @@ async fn quickly<T>(what: &str, future: impl IntoFuture<Output = T>) -> T {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_first_renewal_goes_on_to_another_replica() {
     for hung in 0..2 {
-        let memory = Memory::new();
-        let replicas = replicas(&memory, 2).await;
-        let clients = clients(&replicas).await;
         // The first lease is one claim window, and the first renewal brings the whole ttl.
-        let guards = hold(&clients, Duration::from_secs(60)).await;
-        replicas[hung].proxy.both(Flow::Hold);
+        let two = Two::held(Duration::from_secs(60)).await;
+        two.replicas[hung].proxy.both(Flow::Hold);
         until("all are renewed", async || {
-            assert!(guards.iter().all(Guard::is_valid), "a hold is lost");
-            let left = guards.iter().map(Guard::remaining).min();
+            assert!(two.guards.iter().all(Guard::is_valid), "a hold is lost");
+            let left = two.guards.iter().map(Guard::remaining).min();
             left > Some(Duration::from_secs(30))
         })
         .await;
@@ -63,18 +80,15 @@ async fn a_first_renewal_goes_on_to_another_replica() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_renewal_goes_on_to_another_replica_while_most_of_the_lease_is_left() {
     let ttl = Duration::from_secs(6);
-    let memory = Memory::new();
-    let replicas = replicas(&memory, 2).await;
-    let clients = clients(&replicas).await;
-    let guards = hold(&clients, ttl).await;
-    for guard in &guards {
+    let two = Two::held(ttl).await;
+    for guard in &two.guards {
         guard.refresh(ttl).await.unwrap();
     }
-    replicas[0].proxy.both(Flow::Hold);
+    two.replicas[0].proxy.both(Flow::Hold);
     let begun = Instant::now();
     // `fencelock run` ends its command when a third of the lease is left.
     while begun.elapsed() < ttl * 3 / 2 {
-        let left = guards.iter().map(Guard::remaining).min().unwrap();
+        let left = two.guards.iter().map(Guard::remaining).min().unwrap();
         assert!(left > ttl / 3, "{left:?} are left");
         sleep(Duration::from_millis(10)).await;
     }
@@ -83,39 +97,33 @@ async fn a_renewal_goes_on_to_another_replica_while_most_of_the_lease_is_left() 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refresh_and_a_release_go_on_to_another_replica() {
     for hung in 0..2 {
-        let memory = Memory::new();
-        let replicas = replicas(&memory, 2).await;
-        let clients = clients(&replicas).await;
         let ttl = Duration::from_secs(30);
-        let guards = hold(&clients, ttl).await;
-        replicas[hung].proxy.both(Flow::Hold);
-        let refreshed = guards.iter().map(|guard| guard.refresh(ttl));
+        let two = Two::held(ttl).await;
+        two.replicas[hung].proxy.both(Flow::Hold);
+        let refreshed = two.guards.iter().map(|guard| guard.refresh(ttl));
         for refreshed in quickly("a refresh", join_all(refreshed)).await {
             refreshed.unwrap();
         }
         // Until the replica that hangs may be asked first again.
         sleep(Duration::from_millis(2100)).await;
-        let released = guards.into_iter().map(Guard::release);
+        let released = two.guards.into_iter().map(Guard::release);
         for released in quickly("a release", join_all(released)).await {
             assert_eq!(released.unwrap(), Release::Released);
         }
-        assert!(memory.is_empty(), "a lock is still taken");
+        assert!(two.memory.is_empty(), "a lock is still taken");
     }
 }
 
 /// A release took effect, but the replica that did it hangs before it answers.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_release_whose_answer_does_not_come_is_told_as_released() {
-    let memory = Memory::new();
-    let replicas = replicas(&memory, 2).await;
-    let clients = clients(&replicas).await;
-    let guards = hold(&clients, Duration::from_secs(30)).await;
-    replicas[0].proxy.answers(Flow::Hold);
-    let released = guards.into_iter().map(Guard::release);
+    let two = Two::held(Duration::from_secs(30)).await;
+    two.replicas[0].proxy.answers(Flow::Hold);
+    let released = two.guards.into_iter().map(Guard::release);
     for released in quickly("a release", join_all(released)).await {
         assert_eq!(released.unwrap(), Release::Released);
     }
-    assert!(memory.is_empty());
+    assert!(two.memory.is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]

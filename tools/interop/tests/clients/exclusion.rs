@@ -8,7 +8,8 @@ use tokio::process::Command;
 use crate::program::{Hold, Language, Program};
 use crate::service::{Service, assert_nothing_left, fencelock};
 
-const SECONDS: u64 = 6;
+/// Long enough that each of the many waiters has its turns while replicas are killed, on a busy machine, too.
+const SECONDS: u64 = 12;
 
 /// Takes and releases with two requests each, at any replica that answers.
 const CURL: &str = r#"
@@ -83,8 +84,7 @@ async fn all_languages_exclude_each_other_while_replicas_are_killed() {
 /// No two holds overlap, tokens grow, and every program had the lock.
 fn check(all: &[(&str, Vec<Hold>)]) {
     for (who, holds) in all {
-        // On a busy machine the replicas that are killed leave little time for one of many waiters.
-        assert!(!holds.is_empty(), "{who} never held");
+        assert!(holds.len() >= 3, "{who} held only {} times", holds.len());
     }
     let mut holds: Vec<(Hold, &str, usize)> = Vec::new();
     for (number, (who, of_one)) in all.iter().enumerate() {
