@@ -12,7 +12,7 @@ pub(crate) async fn main() -> fencelock::Result<()> {
     let client = Client::new(Arc::new(store))?;
 
     let begun = Instant::now();
-    let at_least = Duration::from_millis(200);
+    let at_least = Duration::from_secs(1);
     let guard = client.try_lock("report").at_least(at_least).await?;
     println!("the report is made, with token {}", guard.token());
     assert_eq!(guard.release().await?, Release::Released);

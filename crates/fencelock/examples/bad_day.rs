@@ -12,7 +12,7 @@ pub(crate) async fn main() -> fencelock::Result<()> {
     let other = Client::new(Arc::new(store.another()))?;
     let (engine, faults) = Fault::new(Arc::new(store));
     let client = Client::new(Arc::new(engine))?;
-    let ttl = Duration::from_millis(100);
+    let ttl = Duration::from_millis(500);
 
     // The request takes effect and its answer is lost. An error, and nothing stays behind.
     faults.next([Trouble::LoseReply]);

@@ -18,7 +18,7 @@ pub(crate) async fn main() -> fencelock::Result<()> {
     let client = fencelock::connect("memory:").await?;
     let guard = client
         .lock("index")
-        .max_hold(Duration::from_millis(100))
+        .max_hold(Duration::from_millis(500))
         .await?;
     let work = tokio::spawn(index(guard.cancellation_token()));
     // Nobody waits for `guard.lost()`: the token ends the work when the longest time to hold is over.

@@ -7,10 +7,10 @@ use fencelock::Heartbeat;
 #[tokio::main]
 pub(crate) async fn main() -> fencelock::Result<()> {
     let client = fencelock::connect("memory:").await?;
-    let heart = Heartbeat::every(Duration::from_millis(100));
-    let request = client.lock("import").ttl(Duration::from_millis(150));
+    let heart = Heartbeat::every(Duration::from_millis(500));
+    let request = client.lock("import").ttl(Duration::from_millis(600));
     let guard = request.healthy(heart.check()).await?;
-    for _ in 0..10 {
+    for _ in 0..20 {
         heart.beat();
         tokio::time::sleep(Duration::from_millis(30)).await;
     }

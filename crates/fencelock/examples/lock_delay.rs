@@ -19,7 +19,7 @@ pub(crate) async fn main() -> fencelock::Result<()> {
     guard.release().await?;
     other.try_lock("ledger").await?.release().await?;
 
-    let ttl = Duration::from_millis(100);
+    let ttl = Duration::from_millis(500);
     let request = client.lock("ledger").ttl(ttl).lock_delay(delay);
     // Not renewed, as if its process had died.
     let guard = request.renew(false).await?;

@@ -7,7 +7,7 @@ use fencelock::Release;
 #[tokio::main]
 pub(crate) async fn main() -> fencelock::Result<()> {
     let client = fencelock::connect("memory:").await?;
-    let ttl = Duration::from_millis(50);
+    let ttl = Duration::from_millis(500);
     let guard = client.lock("batch").ttl(ttl).renew(false).await?;
 
     // A step is done: some more time.
