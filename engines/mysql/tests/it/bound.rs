@@ -7,7 +7,7 @@ use fencelock_testbed::{ClockShim, MariaDb};
 use mysql_async::prelude::Queryable;
 use tokio::time::timeout;
 
-use crate::{TIMEOUTS, bare, number, open, soon, status, take, token_of, until};
+use crate::{TIMEOUTS, bare, number, open, soon, status, take, token_of, until, waiting};
 
 const BOTH: [&str; 2] = ["get-lock", "for-update"];
 
@@ -31,15 +31,7 @@ async fn another_name_is_never_blocked() {
             let two = two.clone();
             async move { two.lock("m").await }
         });
-        until("it waits", || match strategy {
-            "for-update" => status(&server, "Innodb_row_lock_current_waits") == 1,
-            _ => {
-                let waiting =
-                    "SELECT COUNT(*) FROM information_schema.processlist WHERE state = 'User lock'";
-                number(&server, waiting) == 1
-            }
-        })
-        .await;
+        until("it waits", || waiting(&server, strategy) == 1).await;
         let long = format!("{long}b");
         // In the first round connections are made, which may conflict when they reserve tokens.
         for counts in [false, true] {
@@ -82,7 +74,7 @@ async fn an_administrator_ends_the_connections() {
             let two = two.clone();
             async move { two.lock("a").await }
         });
-        until("it waits", || status(&server, "Threads_running") > 1).await;
+        until("it waits", || waiting(&server, strategy) == 1).await;
         server.sql("KILL USER 'lock'").unwrap();
         let why = timeout(ttl / 10, guard.lost()).await.unwrap();
         assert_eq!(why, LossReason::ConnectionEnded);
@@ -169,11 +161,8 @@ async fn a_clean_up_refuses_no_claim() {
         cleaner.query_drop(sql).await.unwrap();
     }
     let tried = tokio::spawn(async move { client.try_lock("a").await });
-    let waiting = "SELECT COUNT(*) FROM information_schema.processlist WHERE state = 'User lock'";
-    until("it waits for the end of the clean-up", || {
-        number(&server, waiting) == 1
-    })
-    .await;
+    let waits = || waiting(&server, "get-lock") == 1;
+    until("it waits for the end of the clean-up", waits).await;
     for sql in [
         "DELETE FROM fencelock_names WHERE name = 'a'",
         "COMMIT",
@@ -321,14 +310,12 @@ async fn tokens_increase_over_the_promotion_of_a_replica() {
     last[0] = guard.token();
     let other = open(&url(BOTH[0])).await.unwrap();
     let waiter = tokio::spawn(async move { other.lock("a").await });
-    until("it waits", || status(&primary, "Threads_running") > 1).await;
+    let there = || waiting(&primary, BOTH[0]);
+    until("it waits", || there() == 1).await;
     primary.demote().unwrap();
     // The record of the hold cannot be deleted now, so the release is not confirmed.
     drop(guard);
-    until("nobody waits there", || {
-        status(&primary, "Threads_running") <= 1
-    })
-    .await;
+    until("nobody waits there", || there() == 0).await;
     for client in &clients {
         let error = client.try_lock("b").await.unwrap_err();
         assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");

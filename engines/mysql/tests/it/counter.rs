@@ -6,7 +6,7 @@ use fencelock_core::{Client, Token};
 use fencelock_testbed::{ClockShim, MariaDb};
 use mysql_async::prelude::Queryable;
 
-use crate::{bare, connections, number, open, soon, status, take, token_of, until};
+use crate::{bare, connections, number, open, soon, take, token_of, until, waiting};
 
 async fn client(server: &MariaDb) -> Client {
     open(&format!("{}?strategy=get-lock", server.url()))
@@ -42,14 +42,14 @@ async fn tokens_are_drawn_after_the_lock_is_acquired() {
     let server = MariaDb::start().unwrap();
     let (one, two) = (client(&server).await, client(&server).await);
     let guard = take(&one, "a").await;
-    let waiting = tokio::spawn(async move { token_of(&two, "a").await });
-    until("it waits", || status(&server, "Threads_running") > 1).await;
+    let next = tokio::spawn(async move { token_of(&two, "a").await });
+    until("it waits", || waiting(&server, "get-lock") == 1).await;
     let mut drawn = Highest(guard.token());
     for _ in 0..20 {
         drawn.above(token_of(&one, "b").await);
     }
     guard.release().await.unwrap();
-    drawn.above(soon("the waiting one", waiting).await.unwrap());
+    drawn.above(soon("the waiter", next).await.unwrap());
 }
 
 /// The reservation is used up: by the grants themselves, and at once by another client.

@@ -64,6 +64,19 @@ fn status(server: &MariaDb, variable: &str) -> u64 {
     line.unwrap().split('\t').nth(1).unwrap().parse().unwrap()
 }
 
+/// How many statements wait in the server for a lock of this strategy. A count of the running statements would say less: the
+/// thread that sends a replica its changes is one of them, and stays for a while after the replica has left.
+fn waiting(server: &MariaDb, strategy: &str) -> u64 {
+    match strategy {
+        "for-update" => status(server, "Innodb_row_lock_current_waits"),
+        _ => {
+            let user_lock =
+                "SELECT COUNT(*) FROM information_schema.processlist WHERE state = 'User lock'";
+            number(server, user_lock)
+        }
+    }
+}
+
 /// How many connections the clients have.
 fn connections(server: &MariaDb) -> u64 {
     let used = "SELECT COUNT(*) FROM information_schema.processlist WHERE user = 'lock'";

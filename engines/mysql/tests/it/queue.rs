@@ -70,8 +70,7 @@ async fn holders_go_on_while_others_queue() {
 async fn waiters_beyond_the_bound_queue_in_the_process() {
     let server = MariaDb::start().unwrap();
     for strategy in BOTH {
-        // This query runs, too.
-        let waiting = || status(&server, "Threads_running") - 1;
+        let waiting = || waiting(&server, strategy);
         let connections = || connections(&server);
         let url = url(&server, strategy);
         queue::waiters_beyond_the_bound_queue_in_the_process(&url, waiting, connections).await;
