@@ -24,7 +24,7 @@ struct Place {
 impl Place {
     /// Reads `INDEX:CURSOR`, where the cursor is that of the store. It is empty at the beginning.
     fn read(text: &str, seen: &Seen<'_>) -> Result<Self, Refusal> {
-        let refused = || Refusal::invalid("the cursor is none of this listing");
+        let refused = || Refusal::of(&Cursor(text.to_owned()).refused());
         let (prefix, within) = text.split_once(':').ok_or_else(refused)?;
         let prefix: usize = prefix.parse().map_err(|_| refused())?;
         if prefix >= seen.prefixes.len() {

@@ -280,7 +280,7 @@ impl Guard {
         hold.lost()
     }
 
-    /// Whether another client has asked for the lock.
+    /// Whether somebody has asked for the lock.
     ///
     /// ```
     /// # use fencelock_core::*;
@@ -299,7 +299,7 @@ impl Guard {
         self.hold().is_asked()
     }
 
-    /// Returns once another client asks for the lock (`fencelock release --ask`); at once if one already has.
+    /// Returns once somebody asks for the lock (`fencelock release --ask`); at once if one already has.
     ///
     /// # Cancel safety
     /// May be dropped and called again.

@@ -99,7 +99,7 @@ pub struct Granted {
     pub lease_ms_since_sent: u64,
     /// Whether that is the whole lease. If not, the first renewal makes it the whole lease.
     pub full_ttl: bool,
-    /// Whether another client asked for the lock.
+    /// Whether somebody asked for the lock.
     pub release_requested: bool,
 }
 
@@ -169,7 +169,7 @@ pub struct Renewed {
     pub lease_ms_since_sent: u64,
     /// Whether that is the whole lease.
     pub full_ttl: bool,
-    /// Whether another client asked for the lock.
+    /// Whether somebody asked for the lock.
     pub release_requested: bool,
 }
 

@@ -85,7 +85,7 @@ pub enum RenewedOne {
         lease_ms_since_sent: u64,
         /// Whether that is the whole lease.
         full_ttl: bool,
-        /// Whether another client asked for the lock.
+        /// Whether somebody asked for the lock.
         release_requested: bool,
     },
     /// The claim does not hold, or not by this grant.

@@ -103,7 +103,8 @@ impl Control {
         // An earlier connection of this client may still hold the lock, which is equally good.
         let take = Request::of(format!("SELECT GET_LOCK('{}', 0)", wake_lock(&self.name)));
         let taken = take.run(&mut conn).await;
-        taken.map_err(|error| caller_error(&self.config.store, "hold a bell", error))?;
+        taken
+            .map_err(|error| caller_error(&self.config.store, "prepare to wake waiters", error))?;
         Ok(conn)
     }
 

@@ -25,7 +25,7 @@ async fn page(visitor: &Visitor) -> Result<Page, Refusal> {
     let main = html! {
         h1 { "Store" }
         (promises(visitor))
-        h2 { "What to know of it" }
+        h2 { "Limits and findings" }
         @match found {
             None => p { "Only those who may look at all locks see what was found." },
             Some(Err(refusal)) => p.bad role="alert" { (refusal.problem().detail) },

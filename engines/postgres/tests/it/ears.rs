@@ -28,7 +28,7 @@ async fn listener(
     user: &str,
 ) -> (tokio_postgres::Client, UnboundedReceiver<String>) {
     let config = format!(
-        "host=127.0.0.1 port={} user={user} dbname=lock application_name=line",
+        "host=127.0.0.1 port={} user={user} dbname=lock application_name=listener",
         server.port()
     );
     let (client, mut connection) = tokio_postgres::connect(&config, NoTls).await.unwrap();
