@@ -16,8 +16,9 @@ use crate::keys::{COUNTER, Keys, check_name};
 use crate::node::Node;
 use crate::reply::unexpected;
 use crate::servers::{Gate, GrantRules, Servers};
+use crate::state::State;
 use crate::stored::{MARK_LEN, kind, mark, millis, push_after_token, push_rest, px, unrecorded};
-use crate::together::Taken;
+use crate::together::{Granted, Recorded, Taken};
 use crate::writer::{Use, Writer};
 
 const ACTION: &str = "placing a claim";
@@ -190,6 +191,26 @@ async fn recorded_fast_path(
     let (keys, mark) = (state.keys(&claim.name), mark(&claim.id));
     let mut rest = Vec::with_capacity(64 + claim.owner.len());
     push_after_token(&mut rest, claim, &state.channel);
+    let failed = |error| servers.place_failed(claim, connection, error);
+    let others = connection.together.as_ref();
+    let others = others.map(|together| (together, together.begin()));
+    if let Some((together, under_way)) = &others
+        && !under_way.goes_alone
+    {
+        let take = Recorded {
+            lock: claim.name.clone(),
+            queue: keys.queue().to_owned(),
+            mark,
+            px: px(claim),
+            rest: rest.clone(),
+            floor: state.highest(0),
+            deadline: connection.deadline(),
+        };
+        let granted = together.take_recorded(take).await.map_err(failed)?;
+        if let Some(Granted { token, asked_at }) = granted {
+            return recorded(state, claim, token, asked_at).map_err(failed);
+        }
+    }
     let args = |command: &mut Cmd| {
         keys.push_lock_queue_and_counter(command);
         command.arg(&mark[..]).arg(px(claim)).arg(&rest[..]);
@@ -197,20 +218,30 @@ async fn recorded_fast_path(
     };
     let _turn = connection.turn().await;
     let asked_at = Clock::Boot.now();
-    let failed = |error| servers.place_failed(claim, connection, error);
-    match connection.run(&state.scripts.take, args).await {
-        Ok(Value::Int(0)) => {
+    let answer = connection.run(&state.scripts.take, args).await;
+    let token = answer.map_err(failed)?;
+    recorded(state, claim, token, asked_at).map_err(failed)
+}
+
+/// The grant of this token; `None` if it is 0.
+fn recorded(
+    state: &State,
+    claim: &Claim,
+    token: Value,
+    asked_at: BootInstant,
+) -> Result<Option<Grant>, RedisError> {
+    match token {
+        Value::Int(0) => {
             state.contention.of(&claim.name).raise();
             Ok(None)
         }
-        Ok(Value::Int(token)) => {
+        Value::Int(token) => {
             let token = u64::try_from(token).unwrap_or(0);
             state.saw(0, token);
             let tokens = Tokens::one(Token(token));
             Ok(Some(Grant::new(tokens, asked_at, claim.ttl)))
         }
-        Ok(other) => Err(failed(unexpected(&other))),
-        Err(error) => Err(failed(error)),
+        other => Err(unexpected(&other)),
     }
 }
 

@@ -151,6 +151,7 @@ impl Setup<'_> {
                 health: Arc::clone(&health),
                 silence: Arc::clone(&silence),
                 release_all: Arc::clone(&self.state.scripts.release_all),
+                take_all: Arc::clone(&self.state.scripts.take_all),
             })
         });
         let connection = Connection {

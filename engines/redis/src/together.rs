@@ -6,7 +6,7 @@
 //!
 //! In a batch each take is a `SET` of its own, and one `INCRBY` after all of them draws a token for each. So a token is drawn
 //! after its lock was won and before its caller knows, as for a take that is sent alone: the next holder of the lock draws
-//! later. A script of all releases comes before the takes.
+//! later. A script of all releases comes before the takes, and after it one of all takes whose token is recorded.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -47,6 +47,28 @@ pub(crate) struct Taken {
     pub(crate) asked_at: BootInstant,
 }
 
+/// A take whose token is recorded.
+pub(crate) struct Recorded {
+    pub(crate) lock: LockName,
+    pub(crate) queue: String,
+    pub(crate) mark: [u8; MARK_LEN],
+    pub(crate) px: u64,
+    /// What follows the token in the stored value.
+    pub(crate) rest: Vec<u8>,
+    /// Its token must be above this.
+    pub(crate) floor: u64,
+    /// The server's time in ms after which it must not take effect.
+    pub(crate) deadline: i64,
+}
+
+/// The server's answer to a take whose token is recorded.
+pub(crate) struct Granted {
+    /// The token, or 0 if the lock was not taken.
+    pub(crate) token: Value,
+    /// An instant before anything was sent.
+    pub(crate) asked_at: BootInstant,
+}
+
 /// The takes and releases of one connection. When it is dropped, batches under way are still completed.
 #[derive(Debug)]
 pub(crate) struct Together {
@@ -71,6 +93,8 @@ struct Next {
 /// A caller's request, and the channel for its answer.
 enum Request {
     Take(Cmd, Caller<Taken>),
+    /// Answered with `None` if the script of all such takes failed.
+    Recorded(Recorded, Caller<Option<Granted>>),
     /// Answered with `None` if the script of all releases failed.
     Release(Release, Caller<Option<Value>>),
 }
@@ -117,6 +141,15 @@ impl Together {
     /// Takes a lock with this `SET`.
     pub(crate) async fn take(&self, set: Cmd) -> Result<Taken, RedisError> {
         self.ask(|answer| Request::Take(set, answer)).await
+    }
+
+    /// Takes a lock and records its token. `None` if the script failed for the batch as a whole. Then the take must be sent again,
+    /// alone.
+    pub(crate) async fn take_recorded(
+        &self,
+        take: Recorded,
+    ) -> Result<Option<Granted>, RedisError> {
+        self.ask(|answer| Request::Recorded(take, answer)).await
     }
 
     /// Releases a lock. `None` if the script failed for the batch as a whole. Then the release must be sent again, alone.
@@ -179,6 +212,7 @@ impl Request {
     fn is_abandoned(&self) -> bool {
         match self {
             Self::Take(_, answer) => answer.is_closed(),
+            Self::Recorded(_, answer) => answer.is_closed(),
             Self::Release(_, answer) => answer.is_closed(),
         }
     }
@@ -187,6 +221,7 @@ impl Request {
         // Sending fails if the caller is gone.
         match self {
             Self::Take(_, answer) => drop(answer.send(Err(error.clone()))),
+            Self::Recorded(_, answer) => drop(answer.send(Err(error.clone()))),
             Self::Release(_, answer) => drop(answer.send(Err(error.clone()))),
         }
     }
@@ -248,6 +283,7 @@ pub(crate) struct Sending {
     pub(crate) health: Arc<Health>,
     pub(crate) silence: Arc<Silence>,
     pub(crate) release_all: Arc<Script>,
+    pub(crate) take_all: Arc<Script>,
 }
 
 async fn run(queue: Arc<Queue>, sending: Sending) {
@@ -299,6 +335,7 @@ fn give_some(first: Answered, under_way: &mut FuturesUnordered<OnItsWay>) -> Opt
 #[derive(Default)]
 struct Batch {
     releases: Vec<Release>,
+    recorded: Vec<Recorded>,
     sets: Vec<Cmd>,
     callers: Callers,
 }
@@ -306,18 +343,19 @@ struct Batch {
 #[derive(Default)]
 struct Callers {
     of_releases: Vec<Caller<Option<Value>>>,
+    of_recorded: Vec<Caller<Option<Granted>>>,
     of_takes: Vec<Caller<Taken>>,
 }
 
 impl Callers {
     const fn len(&self) -> usize {
-        self.of_releases.len() + self.of_takes.len()
+        self.of_releases.len() + self.of_recorded.len() + self.of_takes.len()
     }
 }
 
 impl Batch {
     fn len(&self) -> usize {
-        self.releases.len() + self.sets.len()
+        self.releases.len() + self.recorded.len() + self.sets.len()
     }
 
     fn add(&mut self, request: Request) {
@@ -325,6 +363,10 @@ impl Batch {
             Request::Take(set, caller) => {
                 self.sets.push(set);
                 self.callers.of_takes.push(caller);
+            }
+            Request::Recorded(take, caller) => {
+                self.recorded.push(take);
+                self.callers.of_recorded.push(caller);
             }
             Request::Release(release, caller) => {
                 self.releases.push(release);
@@ -336,6 +378,7 @@ impl Batch {
     async fn send(self, sending: Sending) -> Answered {
         let Self {
             releases,
+            recorded,
             sets,
             callers,
         } = self;
@@ -344,11 +387,15 @@ impl Batch {
             health,
             silence,
             release_all,
+            take_all,
         } = sending;
         let takes = sets.len();
-        let mut commands = Pipeline::with_capacity(takes + 2);
+        let mut commands = Pipeline::with_capacity(takes + 3);
         if !releases.is_empty() {
-            commands.add_command(script(&releases, "EVALSHA", &release_all.sha));
+            commands.add_command(release_script(&releases, "EVALSHA", &release_all.sha));
+        }
+        if !recorded.is_empty() {
+            commands.add_command(take_script(&recorded, "EVALSHA", &take_all.sha));
         }
         for set in sets {
             commands.add_command(set);
@@ -365,19 +412,29 @@ impl Batch {
             true => Ok(values),
             false => Err(unexpected_all(&values)),
         });
-        if let Ok(values) = &mut replies
-            && !releases.is_empty()
-            && let Value::ServerError(error) = &values[0]
-        {
+        let scripts = usize::from(!releases.is_empty()) + usize::from(!recorded.is_empty());
+        for at in 0..scripts {
+            let Ok(values) = &mut replies else { break };
+            let Value::ServerError(error) = &values[at] else {
+                continue;
+            };
             let error = RedisError::from(error.clone());
             health.note(&silence, Some(&error));
-            if is_noscript(&error) {
-                let command = script(&releases, "EVAL", &release_all.text);
-                match driver.send_packed_command(&command).await {
-                    Ok(value) => values[0] = value,
-                    // The takes already have their answers.
-                    Err(error) => health.note(&silence, Some(&error)),
-                }
+            if !is_noscript(&error) {
+                continue;
+            }
+            let of_releases = at == 0 && !releases.is_empty();
+            let command = match of_releases {
+                true => release_script(&releases, "EVAL", &release_all.text),
+                // Takes are not sent again: their callers may be gone, and their withdrawals on their way. The server only gets
+                // the text.
+                false => take_script(&[], "EVAL", &take_all.text),
+            };
+            match driver.send_packed_command(&command).await {
+                Ok(value) if of_releases => values[at] = value,
+                Ok(_) => {}
+                // The other requests already have their answers.
+                Err(error) => health.note(&silence, Some(&error)),
             }
         }
         Answered {
@@ -389,7 +446,7 @@ impl Batch {
 }
 
 /// The command that runs the script of all releases.
-fn script(releases: &[Release], how: &str, script: &str) -> Cmd {
+fn release_script(releases: &[Release], how: &str, script: &str) -> Cmd {
     let each = |release: &Release| release.lock.as_str().len() + release.queue.len() + MARK_LEN;
     let length = releases.iter().map(each).sum::<usize>() + script.len() + 20;
     let mut command = Cmd::with_capacity(3 + 3 * releases.len(), length);
@@ -399,6 +456,27 @@ fn script(releases: &[Release], how: &str, script: &str) -> Cmd {
     }
     for release in releases {
         command.arg(&release.mark[..]);
+    }
+    command
+}
+
+/// The command that runs the script of all takes whose token is recorded.
+fn take_script(takes: &[Recorded], how: &str, script: &str) -> Cmd {
+    let each = |take: &Recorded| {
+        take.lock.as_str().len() + take.queue.len() + MARK_LEN + take.rest.len() + 20
+    };
+    let length = takes.iter().map(each).sum::<usize>() + script.len() + COUNTER.len() + 60;
+    let mut command = Cmd::with_capacity(6 + 5 * takes.len(), length);
+    command.arg(how).arg(script).arg(1 + 2 * takes.len());
+    command.arg(COUNTER);
+    for take in takes {
+        command.arg(take.lock.as_str()).arg(&take.queue);
+    }
+    let floor = takes.iter().map(|take| take.floor).max();
+    let deadline = takes.iter().map(|take| take.deadline).min();
+    command.arg(floor.unwrap_or(0)).arg(deadline.unwrap_or(0));
+    for take in takes {
+        command.arg(&take.mark[..]).arg(take.px).arg(&take.rest[..]);
     }
     command
 }
@@ -415,25 +493,32 @@ impl Answered {
     fn give(self) {
         let Callers {
             of_releases,
+            of_recorded,
             of_takes,
         } = self.callers;
+        let asked_at = self.asked_at;
         let mut values = match self.replies {
             Ok(values) => values.into_iter(),
             Err(error) => {
                 let releases = of_releases.into_iter();
                 releases.for_each(|caller| drop(caller.send(Err(error.clone()))));
+                let recorded = of_recorded.into_iter();
+                recorded.for_each(|caller| drop(caller.send(Err(error.clone()))));
                 let takes = of_takes.into_iter();
                 return takes.for_each(|caller| drop(caller.send(Err(error.clone()))));
             }
         };
         if !of_releases.is_empty() {
-            let mut each = match values.next() {
-                Some(Value::Array(each)) => each,
-                _ => Vec::new(),
-            }
-            .into_iter();
+            let mut each = each_of(values.next());
             for caller in of_releases {
                 drop(caller.send(Ok(each.next())));
+            }
+        }
+        if !of_recorded.is_empty() {
+            let mut each = each_of(values.next());
+            for caller in of_recorded {
+                let token = each.next();
+                drop(caller.send(Ok(token.map(|token| Granted { token, asked_at }))));
             }
         }
         let drawn = values.next_back().unwrap_or_default();
@@ -443,7 +528,6 @@ impl Answered {
                 Value::Int(last) => Value::Int(last - before),
                 other => other.clone(),
             };
-            let asked_at = self.asked_at;
             drop(caller.send(Ok(Taken {
                 set,
                 drawn,
@@ -451,6 +535,15 @@ impl Answered {
             })));
         }
     }
+}
+
+/// What a script of many claims answered for each. Nothing if it failed.
+fn each_of(answer: Option<Value>) -> std::vec::IntoIter<Value> {
+    let each = match answer {
+        Some(Value::Array(each)) => each,
+        _ => Vec::new(),
+    };
+    each.into_iter()
 }
 
 fn gone() -> RedisError {
@@ -461,6 +554,7 @@ impl fmt::Debug for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Take(..) => "Take",
+            Self::Recorded(..) => "Recorded",
             Self::Release(..) => "Release",
         })
     }

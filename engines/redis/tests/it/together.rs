@@ -20,6 +20,11 @@ fn plain(store: &Store, count: usize) -> Vec<Claim> {
     (0..count).map(|i| store.plain(&format!("n/{i}"))).collect()
 }
 
+/// Claims of different names whose tokens are recorded.
+fn recorded(store: &Store, count: usize) -> Vec<Claim> {
+    (0..count).map(|i| store.claim(&format!("n/{i}"))).collect()
+}
+
 async fn place_all(store: &Store, claims: &[Claim]) -> Vec<Result<Standing, Error>> {
     join_all(claims.iter().map(|claim| store.engine.place(claim))).await
 }
@@ -64,6 +69,30 @@ async fn a_hundred_claims_need_few_requests() {
 }
 
 #[tokio::test]
+async fn a_hundred_claims_whose_tokens_are_recorded_need_few_requests() {
+    let server = server();
+    let store = open(&server.url()).await;
+    let claims = recorded(&store, 100);
+    // The first batch finds that the server does not have the script, and its claims are sent alone.
+    hold_all(&store, &claims).await;
+    assert!(withdraw_all(&store, &claims).await.iter().all(released));
+    for _ in 0..3 {
+        let before = calls(&server, "evalsha");
+        let mut tokens = hold_all(&store, &claims).await;
+        // Four requests alone, and four batches of the others.
+        assert_eq!(calls(&server, "evalsha") - before, 8);
+        for (claim, token) in claims.iter().zip(&tokens) {
+            assert_eq!(store.look(&claim.name).await.token(), Some(*token));
+        }
+        tokens.sort_unstable();
+        tokens.dedup();
+        assert_eq!(tokens.len(), 100);
+        assert!(withdraw_all(&store, &claims).await.iter().all(released));
+        nothing_is_left(&server);
+    }
+}
+
+#[tokio::test]
 async fn few_claims_are_sent_alone() {
     let server = server();
     let store = open(&server.url()).await;
@@ -76,9 +105,18 @@ async fn few_claims_are_sent_alone() {
 
 #[tokio::test]
 async fn each_claim_of_a_batch_has_an_answer_of_its_own() {
+    for claims in [plain, recorded] {
+        each_has_an_answer_of_its_own(claims).await;
+    }
+}
+
+async fn each_has_an_answer_of_its_own(claims: fn(&Store, usize) -> Vec<Claim>) {
     let server = server();
     let (store, other) = (open(&server.url()).await, open(&server.url()).await);
-    let claims = plain(&store, 20);
+    let warm = claims(&store, 20);
+    hold_all(&store, &warm).await;
+    assert!(withdraw_all(&store, &warm).await.iter().all(released));
+    let claims = claims(&store, 20);
     let held = other.plain("n/7");
     other.held(&held).await;
     let _: i64 = server.command(&["RPUSH", "n/9", "a list"]).unwrap();
@@ -125,12 +163,105 @@ async fn each_claim_of_a_batch_has_an_answer_of_its_own() {
 async fn lost_scripts_are_sent_again_for_all() {
     let server = server();
     let store = open(&server.url()).await;
-    let claims = plain(&store, 30);
-    for _ in 0..2 {
-        hold_all(&store, &claims).await;
-        let _: String = server.command(&["SCRIPT", "FLUSH"]).unwrap();
-        assert!(withdraw_all(&store, &claims).await.iter().all(released));
-        nothing_is_left(&server);
+    for claims in [plain(&store, 30), recorded(&store, 30)] {
+        for _ in 0..2 {
+            let _: String = server.command(&["SCRIPT", "FLUSH"]).unwrap();
+            hold_all(&store, &claims).await;
+            let _: String = server.command(&["SCRIPT", "FLUSH"]).unwrap();
+            assert!(withdraw_all(&store, &claims).await.iter().all(released));
+            nothing_is_left(&server);
+        }
+    }
+}
+
+#[tokio::test]
+async fn of_two_claims_for_one_lock_in_one_batch_one_holds() {
+    let server = server();
+    let store = open(&server.url()).await;
+    let warm = recorded(&store, 30);
+    hold_all(&store, &warm).await;
+    assert!(withdraw_all(&store, &warm).await.iter().all(released));
+    let mut claims = recorded(&store, 20);
+    claims.extend(recorded(&store, 20));
+    let placed = place_all(&store, &claims).await;
+    let (mut held, mut waiting) = (0, 0);
+    for placed in &placed {
+        match placed {
+            Ok(Standing::Held(_)) => held += 1,
+            Ok(Standing::Waiting(_)) => waiting += 1,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!((held, waiting), (20, 20));
+    for withdrawn in withdraw_all(&store, &claims).await {
+        withdrawn.unwrap();
+    }
+    nothing_is_left(&server);
+}
+
+/// The lease of a holder is over, and nobody has said so to the one that waits.
+#[tokio::test]
+async fn a_batch_of_recorded_takes_leaves_a_free_lock_to_its_waiter() {
+    let server = server();
+    let (store, other) = (open(&server.url()).await, open(&server.url()).await);
+    let claims = recorded(&store, 20);
+    hold_all(&store, &claims).await;
+    assert!(withdraw_all(&store, &claims).await.iter().all(released));
+    other.held(&other.plain("n/17")).await;
+    let waiter = other.claim("n/17");
+    let place = other.waits(&waiter).await;
+    let _: i64 = server.command(&["DEL", "n/17"]).unwrap();
+    for (i, placed) in place_all(&store, &claims).await.iter().enumerate() {
+        match i {
+            17 => assert!(matches!(placed, Ok(Standing::Waiting(_))), "{placed:?}"),
+            _ => assert!(matches!(placed, Ok(Standing::Held(_))), "{placed:?}"),
+        }
+    }
+    other.granted(&waiter, &place).await;
+}
+
+#[tokio::test]
+async fn recorded_tokens_of_a_batch_are_above_the_highest_that_was_seen() {
+    let server = server();
+    let store = open(&server.url()).await;
+    let claims = recorded(&store, 30);
+    let before = hold_all(&store, &claims).await.into_iter().max().unwrap();
+    assert!(withdraw_all(&store, &claims).await.iter().all(released));
+    let _: String = server.command(&["SET", "fencelock:counter", "1"]).unwrap();
+    for token in hold_all(&store, &claims).await {
+        assert!(token > before, "{token} is not above {before}");
+    }
+    assert!(withdraw_all(&store, &claims).await.iter().all(released));
+    nothing_is_left(&server);
+}
+
+/// The batch is on its way for so long that its callers may have given up.
+#[tokio::test]
+async fn a_batch_of_recorded_takes_after_its_deadline_takes_nothing() {
+    let server = server();
+    let proxy = Proxy::start(server.port()).unwrap();
+    let url = format!("{}?response-timeout=500ms", server.url_at(proxy.port()));
+    let store = open(&url).await;
+    let claims = recorded(&store, 30);
+    hold_all(&store, &claims).await;
+    assert!(withdraw_all(&store, &claims).await.iter().all(released));
+    let before = calls(&server, "evalsha");
+    proxy.requests(Flow::Hold);
+    for placed in place_all(&store, &claims).await {
+        assert!(placed.unwrap_err().is_retryable());
+    }
+    // The deadline is twice the timeout after the request was made.
+    tokio::time::sleep(ms(1100)).await;
+    proxy.requests(Flow::Pass);
+    let begin = Instant::now();
+    // Four requests alone, and two batches of the others.
+    while calls(&server, "evalsha") < before + 6 {
+        assert!(begin.elapsed() < ms(10_000), "no late request came");
+        tokio::time::sleep(ms(5)).await;
+    }
+    for claim in &claims {
+        let holds: i64 = server.command(&["EXISTS", claim.name.as_str()]).unwrap();
+        assert_eq!(holds, 0, "{} is held", claim.name);
     }
 }
 
@@ -156,8 +287,11 @@ async fn a_batch_whose_tokens_fail_keeps_no_lock() {
 async fn a_take_that_was_given_up_is_not_sent_after_its_withdrawal() {
     let server = server();
     let store = open(&server.url()).await;
-    for polls in 0..8 {
-        let claims = plain(&store, 40);
+    for polls in 0..16 {
+        let (polls, claims) = match polls {
+            0..8 => (polls, plain(&store, 40)),
+            _ => (polls - 8, recorded(&store, 40)),
+        };
         // Fused, because a completed one is polled again.
         let place = |claim| store.engine.place(claim).fuse();
         let mut placing: Vec<_> = claims.iter().map(place).collect();
@@ -189,7 +323,8 @@ async fn takes_given_up_on_other_threads_leave_nothing() {
         let store = Arc::clone(&store);
         tokio::spawn(async move {
             for round in 0..150 {
-                let claim = store.plain(&format!("g/{task}/{round}"));
+                let claim = store.claim(&format!("g/{task}/{round}"));
+                let claim = claim.record(round % 2 == 0);
                 let patience = Duration::from_micros(fastrand::u64(..300));
                 drop(tokio::time::timeout(patience, store.engine.place(&claim)).await);
                 store.release(&claim).await;
