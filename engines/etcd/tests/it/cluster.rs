@@ -198,7 +198,7 @@ async fn without_a_quorum_holds_are_lost_in_time() {
     }
     soon("the loss", guard.lost()).await;
     let late = Clock::Boot.now().since(guard.valid_until());
-    assert!(late < Duration::from_millis(500), "{late:?}");
+    assert!(late < Duration::from_secs(1), "{late:?}");
     let error = soon("an error", one.try_lock("b")).await.unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
     let error = soon("an error", open_for(&etcd, "?connect-timeout=1s")).await;

@@ -170,7 +170,7 @@ async fn without_a_quorum_holds_are_lost_in_time() {
     }
     soon("the loss", guard.lost()).await;
     let late = Clock::Boot.now().since(guard.valid_until());
-    assert!(late < Duration::from_millis(500), "lost {late:?} late");
+    assert!(late < Duration::from_secs(1), "lost {late:?} late");
     let error = soon("an answer", client.try_lock("b")).await.unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
     let quick = StoreUrl::parse(&format!("{url}?connect-timeout=1s")).unwrap();
