@@ -38,6 +38,10 @@ mod take;
 mod terminal;
 mod wire;
 
+#[cfg(feature = "serve")]
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 use std::panic;
 use std::process::exit;
 

@@ -14,10 +14,10 @@ const LONGEST: Duration = Duration::from_secs(30);
 
 /// The connections of one client, by address.
 #[derive(Default)]
-pub(crate) struct Idle(Mutex<Inner>);
+pub(crate) struct Idle(Mutex<State>);
 
 #[derive(Default)]
-struct Inner {
+struct State {
     /// With the time since when each has been idle. The last one is used first.
     hosts: HashMap<String, Vec<(BootInstant, Connection)>>,
     /// Whether a task sweeps them.
@@ -32,10 +32,10 @@ impl Idle {
 
     /// Closes all idle connections, and those that are put back later.
     pub(crate) fn close(&self) {
-        let mut inner = self.0.lock();
-        inner.is_closed = true;
-        let hosts = std::mem::take(&mut inner.hosts);
-        drop(inner);
+        let mut state = self.0.lock();
+        state.is_closed = true;
+        let hosts = std::mem::take(&mut state.hosts);
+        drop(state);
         drop(hosts);
     }
 
@@ -56,18 +56,18 @@ impl Idle {
             return;
         }
         let now = Clock::Boot.now();
-        let mut inner = self.0.lock();
-        if inner.is_closed {
+        let mut state = self.0.lock();
+        if state.is_closed {
             return;
         }
-        match inner.hosts.get_mut(address) {
+        match state.hosts.get_mut(address) {
             Some(idle) => idle.push((now, connection)),
             None => {
                 let idle = vec![(now, connection)];
-                inner.hosts.insert(address.to_owned(), idle);
+                state.hosts.insert(address.to_owned(), idle);
             }
         }
-        if !std::mem::replace(&mut inner.is_swept, true) {
+        if !std::mem::replace(&mut state.is_swept, true) {
             tokio::spawn(sweep(Arc::downgrade(self)));
         }
     }
@@ -75,15 +75,15 @@ impl Idle {
     /// Closes the connections that were idle for long. Returns whether any is left.
     fn end_old(&self) -> bool {
         let mut old = Vec::new();
-        let mut inner = self.0.lock();
-        inner.hosts.retain(|_, idle| {
+        let mut state = self.0.lock();
+        state.hosts.retain(|_, idle| {
             let count = idle.iter().take_while(|(since, _)| is_old(*since)).count();
             old.extend(idle.drain(..count));
             !idle.is_empty()
         });
-        let any = !inner.hosts.is_empty();
-        inner.is_swept = any;
-        drop(inner);
+        let any = !state.hosts.is_empty();
+        state.is_swept = any;
+        drop(state);
         any
     }
 }

@@ -239,10 +239,10 @@ BEGIN
 END $$;
 
 -- What an ear does: looks whether a releaser granted something to it, and sleeps until it is cancelled. It looks first, and again
--- after each nap and each cancellation, also one that comes before the nap begins; each look sees all that was committed by then.
--- One that comes before the procedure begins or after it ends is lost, but then the next call looks. Each nap is a transaction of
+-- after each sleep and each cancellation, also one that comes before the sleep begins; each look sees all that was committed by then.
+-- One that comes before the procedure begins or after it ends is lost, but then the next call looks. Each sleep is a transaction of
 -- its own: what is deleted meanwhile has to stay for as long as one lasts. Returns rows of claim, first token, count of tokens,
--- and microseconds until it expires; NULL if it was cancelled for something else, or the naps are over.
+-- and microseconds until it expires; NULL if it was cancelled for something else, or all its sleeps are over.
 CREATE OR REPLACE PROCEDURE fencelock_hear(bells text[], known bigint[], nap double precision, naps integer, INOUT news text)
     LANGUAGE plpgsql AS $$
 DECLARE
@@ -343,7 +343,7 @@ BEGIN
     END IF;
 END $$;
 
--- For clients of revision 3, which ring nobody: an ear is notified, too, and looks after its nap at the latest.
+-- For clients of revision 3, which ring nobody: an ear is notified, too, and looks after its sleep at the latest.
 CREATE OR REPLACE FUNCTION fencelock_let_go(of text, gate bigint, who bytea) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     held_ boolean;

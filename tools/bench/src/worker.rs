@@ -17,7 +17,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 use tokio::task::JoinSet;
 
-use crate::bare::ring::Seat;
+use crate::bare::ring::Entry;
 use crate::bare::{Place, failed};
 use crate::bench::{Bench, Relaunch};
 use crate::contender::{Contender, Who};
@@ -321,7 +321,7 @@ pub async fn run_worker() -> Result<()> {
     }
     let mut ring = Vec::new();
     if job.act == Act::Loop && job.who == Who::Bare {
-        ring = sit(&job, &contenders).await?;
+        ring = join(&job, &contenders).await?;
     }
     println!("ready");
     let go = read_line().await?;
@@ -378,32 +378,32 @@ async fn contend(job: &Job, contenders: &[Contender], until: BootInstant) -> Res
 }
 
 /// Each bare client in its place of the ring.
-async fn sit(job: &Job, contenders: &[Contender]) -> Result<Vec<Seat>> {
+async fn join(job: &Job, contenders: &[Contender]) -> Result<Vec<Entry>> {
     let mut ring = Vec::new();
     let mut place = job.place;
     for contender in contenders {
-        ring.push(Seat::sit(contender, &job.name, place).await?);
+        ring.push(Entry::join(contender, &job.name, place).await?);
         place.at += job.step;
     }
-    for seat in &mut ring {
-        seat.watch().await?;
+    for entry in &mut ring {
+        entry.watch().await?;
     }
     Ok(ring)
 }
 
 /// The turn goes round the ring. Returns the turns.
-async fn go_round(job: &Job, ring: Vec<Seat>, until: BootInstant) -> Result<String> {
+async fn go_round(job: &Job, ring: Vec<Entry>, until: BootInstant) -> Result<String> {
     let mut tasks = JoinSet::new();
-    for (task, mut seat) in ring.into_iter().enumerate() {
+    for (task, mut entry) in ring.into_iter().enumerate() {
         let task = job.first + task;
         tasks.spawn(async move {
             let mut seen = Vec::new();
             loop {
                 let asked = Clock::Boot.now().as_nanos();
-                let token = seat.take().await?;
+                let token = entry.take().await?;
                 let granted = Clock::Boot.now().as_nanos();
                 let leaving = Clock::Boot.now();
-                seat.release().await?;
+                entry.release().await?;
                 seen.push(Acquisition {
                     task,
                     asked,

@@ -85,7 +85,7 @@ class Terms:
         return {name: value for name, value in members.items() if value is not None}
 
 
-def is_transient(answer: Answer) -> bool:
+def is_retryable(answer: Answer) -> bool:
     """Whether the answer is not final: the request may have taken effect, or another replica may serve it."""
     understood = answer.status < 300 and answer.body
     return answer.problem in ("unavailable", "draining") or (not understood and not answer.problem)
@@ -223,7 +223,7 @@ class Service:
     async def _said(self, url: SplitResult, timeout: float) -> Dict[str, Any]:
         """The store as the replica at `url` describes it."""
         answer = await self.send(Replica(url), "GET", "/v1/store", None, timeout)
-        if is_transient(answer):
+        if is_retryable(answer):
             raise NoAnswer(answer.detail)
         if answer.status != 200 or not answer.body.get("poll_ms", 0) > 0:
             raise refusal(answer)
@@ -348,7 +348,7 @@ class Claim:
             if not self.bound:
                 await self.service.check_url(replica.url, timeout)
             answer = await self.service.send(replica, method, f"/v1/claims/{self.id}{path}", body, until - now(), self.key)
-            if is_transient(answer):
+            if is_retryable(answer):
                 raise NoAnswer(answer.detail)
             await self.service.check(answer, replica.url, until)
             if answer.closing and not self.bound:

@@ -74,7 +74,11 @@ async fn a_client_that_is_stopped_after_an_error_blocks_others_only_briefly() {
             }
         }
     });
-    next.await.expect("in vain").release().await.unwrap();
+    next.await
+        .expect("the lock is not granted")
+        .release()
+        .await
+        .unwrap();
     assert!(
         begun.elapsed() < Duration::from_secs(12),
         "{:?}",

@@ -84,7 +84,7 @@ struct Parameters<'a> {
 impl<'a> Parameters<'a> {
     fn of(change: Change<'a>) -> Self {
         let none = Self {
-            what: "bury",
+            what: "reap",
             claim: None,
             holder: None,
             ticket: None,

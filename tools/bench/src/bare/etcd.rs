@@ -86,12 +86,12 @@ impl BareEtcd {
     }
 
     /// Puts the key of a place in the ring `name`, and watches that of the place before.
-    pub(crate) async fn seat(&self, name: &str, place: Place) -> Result<EtcdSeat> {
+    pub(crate) async fn entry(&self, name: &str, place: Place) -> Result<EtcdEntry> {
         let key = |at: usize| format!("bare/{name}/{at}");
         let options = WatchOptions::new().with_filters([WatchFilterType::NoPut]);
         let mut client = self.client.watch_client();
         let watch = client.watch(key(place.before()), Some(options)).await;
-        let mut seat = EtcdSeat {
+        let mut entry = EtcdEntry {
             of: self.clone(),
             key: key(place.at),
             watch: watch.map_err(refuse)?,
@@ -99,12 +99,12 @@ impl BareEtcd {
             turn: (place.at == 0).then_some(0),
             sits: false,
         };
-        let opened = seat.watch.message().await.map_err(refuse)?;
+        let opened = entry.watch.message().await.map_err(refuse)?;
         if !opened.is_some_and(|opened| opened.created()) {
             return Err(failed("the bare etcd client", "its watch was not opened"));
         }
-        seat.sit().await?;
-        Ok(seat)
+        entry.join().await?;
+        Ok(entry)
     }
 
     fn leases(&self) -> std::sync::MutexGuard<'_, Vec<i64>> {
@@ -150,7 +150,7 @@ impl Locked {
 }
 
 /// A place in the ring.
-pub(crate) struct EtcdSeat {
+pub(crate) struct EtcdEntry {
     of: BareEtcd,
     key: String,
     watch: WatchStream,
@@ -160,8 +160,8 @@ pub(crate) struct EtcdSeat {
     sits: bool,
 }
 
-impl EtcdSeat {
-    async fn sit(&mut self) -> Result<()> {
+impl EtcdEntry {
+    async fn join(&mut self) -> Result<()> {
         let leased = PutOptions::new().with_lease(self.of.lease);
         let mut kv = self.of.client.kv_client();
         kv.put(self.key.as_str(), "bare", Some(leased))
@@ -174,7 +174,7 @@ impl EtcdSeat {
     /// Waits for the turn. Returns the revision that gave it.
     pub(crate) async fn take(&mut self) -> Result<u64> {
         if !self.sits {
-            self.sit().await?;
+            self.join().await?;
         }
         if let Some(turn) = self.turn.take() {
             return Ok(turn);

@@ -3,9 +3,9 @@
 //! the next one by putting that again. So a hand-off is one write, one event, and the write of the next request.
 
 #[cfg(feature = "etcd")]
-use super::etcd::EtcdSeat;
+use super::etcd::EtcdEntry;
 #[cfg(feature = "zookeeper")]
-use super::zookeeper::ZooKeeperSeat;
+use super::zookeeper::ZooKeeperEntry;
 use super::{Place, failed};
 use crate::contender::Contender;
 use fencelock::Result;
@@ -14,11 +14,11 @@ use fencelock::Result;
 pub(crate) const LEAST: usize = 3;
 
 /// A client in its place.
-pub(crate) enum Seat {
+pub(crate) enum Entry {
     #[cfg(feature = "etcd")]
-    Etcd(Box<EtcdSeat>),
+    Etcd(Box<EtcdEntry>),
     #[cfg(feature = "zookeeper")]
-    ZooKeeper(Box<ZooKeeperSeat>),
+    ZooKeeper(Box<ZooKeeperEntry>),
 }
 
 /// Whether there is a ring for this engine.
@@ -27,18 +27,18 @@ pub(crate) fn is_known(engine: &str) -> bool {
         || (cfg!(feature = "zookeeper") && engine == "zookeeper")
 }
 
-impl Seat {
+impl Entry {
     /// Puts the key of this place.
-    pub(crate) async fn sit(contender: &Contender, name: &str, place: Place) -> Result<Self> {
+    pub(crate) async fn join(contender: &Contender, name: &str, place: Place) -> Result<Self> {
         // Without an engine that has a ring they are not used.
         let _ = (name, place);
         match contender {
             #[cfg(feature = "etcd")]
-            Contender::BareEtcd(bare) => Ok(Self::Etcd(Box::new(bare.seat(name, place).await?))),
+            Contender::BareEtcd(bare) => Ok(Self::Etcd(Box::new(bare.entry(name, place).await?))),
             #[cfg(feature = "zookeeper")]
             Contender::BareZooKeeper(bare) => {
-                let seat = bare.seat(name, place).await?;
-                Ok(Self::ZooKeeper(Box::new(seat)))
+                let entry = bare.entry(name, place).await?;
+                Ok(Self::ZooKeeper(Box::new(entry)))
             }
             _ => Err(failed("the ring", "there is none for this store")),
         }
@@ -51,7 +51,7 @@ impl Seat {
             #[cfg(feature = "etcd")]
             Self::Etcd(_) => Ok(()),
             #[cfg(feature = "zookeeper")]
-            Self::ZooKeeper(seat) => seat.watch().await,
+            Self::ZooKeeper(entry) => entry.watch().await,
             #[cfg(not(any(feature = "etcd", feature = "zookeeper")))]
             _ => Ok(()),
         }
@@ -61,9 +61,9 @@ impl Seat {
     pub(crate) async fn take(&mut self) -> Result<u64> {
         match self {
             #[cfg(feature = "etcd")]
-            Self::Etcd(seat) => seat.take().await,
+            Self::Etcd(entry) => entry.take().await,
             #[cfg(feature = "zookeeper")]
-            Self::ZooKeeper(seat) => seat.take().await,
+            Self::ZooKeeper(entry) => entry.take().await,
             #[cfg(not(any(feature = "etcd", feature = "zookeeper")))]
             _ => Ok(0),
         }
@@ -73,9 +73,9 @@ impl Seat {
     pub(crate) async fn release(&mut self) -> Result<()> {
         match self {
             #[cfg(feature = "etcd")]
-            Self::Etcd(seat) => seat.release().await,
+            Self::Etcd(entry) => entry.release().await,
             #[cfg(feature = "zookeeper")]
-            Self::ZooKeeper(seat) => seat.release().await,
+            Self::ZooKeeper(entry) => entry.release().await,
             #[cfg(not(any(feature = "etcd", feature = "zookeeper")))]
             _ => Ok(()),
         }

@@ -78,10 +78,10 @@ impl BareZooKeeper {
     }
 
     /// Creates the node of a place in the ring `name`.
-    pub(crate) async fn seat(&self, name: &str, place: Place) -> Result<ZooKeeperSeat> {
+    pub(crate) async fn entry(&self, name: &str, place: Place) -> Result<ZooKeeperEntry> {
         let name = name.replace('/', "-");
         let path = |at: usize| format!("{}/bare-{name}-{at}", self.root);
-        let mut seat = ZooKeeperSeat {
+        let mut entry = ZooKeeperEntry {
             of: self.clone(),
             path: path(place.at),
             before: path(place.before()),
@@ -89,13 +89,13 @@ impl BareZooKeeper {
             sits: false,
             first: place.at == 0,
         };
-        seat.sit().await?;
-        Ok(seat)
+        entry.join().await?;
+        Ok(entry)
     }
 }
 
 /// A place in the ring.
-pub(crate) struct ZooKeeperSeat {
+pub(crate) struct ZooKeeperEntry {
     of: BareZooKeeper,
     path: String,
     before: String,
@@ -106,8 +106,8 @@ pub(crate) struct ZooKeeperSeat {
     first: bool,
 }
 
-impl ZooKeeperSeat {
-    async fn sit(&mut self) -> Result<()> {
+impl ZooKeeperEntry {
+    async fn join(&mut self) -> Result<()> {
         let options = CreateMode::Ephemeral.with_acls(Acls::anyone_all());
         let create = self.of.client.create(&self.path, b"bare", &options);
         create.await.map_err(refuse)?;
@@ -134,7 +134,7 @@ impl ZooKeeperSeat {
             return Ok(0);
         }
         if !self.sits {
-            self.sit().await?;
+            self.join().await?;
         }
         if self.watcher.is_none() {
             self.watch().await?;
