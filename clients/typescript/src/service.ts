@@ -20,10 +20,10 @@ const ALIKE = ["binding", "claim_window_ms", "min_ttl_ms", "max_ttl_ms", "shared
 /** Which replicas may be asked, and as whom. */
 export interface ServiceOptions extends TransportOptions {
   /**
-   * `url` (the default): all replicas must have been started with the same store URL. `vouched`: you confirm that their different
+   * `url` (the default): all replicas must have been started with the same store URL. `confirmed`: you confirm that their different
    * URLs are those of one store.
    */
-  sameStore?: "url" | "vouched";
+  sameStore?: "url" | "confirmed";
 }
 
 /** The result of a release. */
@@ -132,7 +132,7 @@ export class Service {
   constructor(urls: string[], readonly options: ServiceOptions) {
     if (urls.length === 0) throw new TypeError("name at least one replica");
     const { sameStore = "url" } = options;
-    if (sameStore !== "url" && sameStore !== "vouched") throw new TypeError(`sameStore is url or vouched, not ${sameStore}`);
+    if (sameStore !== "url" && sameStore !== "confirmed") throw new TypeError(`sameStore is url or confirmed, not ${sameStore}`);
     this.same = sameStore === "url" ? SAME : SAME.slice(0, 1);
     this.urls = urls.map((url) => replicaUrl(url, options));
     // Chosen at random, so that not all processes begin with the same replica.
@@ -235,7 +235,7 @@ export class Service {
       return (
         `the replicas serve two stores: ${url.href} serves ${store.store} (${store.engine}), and ${first.url.href} said that it ` +
         `serves ${first.store.store} (${first.store.engine}); a lock that is taken in two stores is no lock. Start all replicas with ` +
-        'one store; if it is one by two names, use sameStore: "vouched"'
+        'one store; if it is one by two names, use sameStore: "confirmed"'
       );
     }
     if (!other(ALIKE)) return "";

@@ -22,8 +22,8 @@ pub enum Identity {
     Url,
     /// They reach the store by different URLs, and their operator confirms that it is the same store. It must still be of the
     /// same kind.
-    Vouched,
+    Confirmed,
 }
 
 pub(crate) const IDENTITIES: [(&str, Identity); 2] =
-    [("url", Identity::Url), ("vouched", Identity::Vouched)];
+    [("url", Identity::Url), ("confirmed", Identity::Confirmed)];

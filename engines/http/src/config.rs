@@ -196,10 +196,10 @@ mod tests {
     fn setters_say_what_the_url_says() {
         let options = Options::new(["a", "[::1]:2"])
             .spread(Spread::Request)
-            .same_store(Identity::Vouched)
+            .same_store(Identity::Confirmed)
             .response_timeout(Duration::from_millis(1500));
         let text =
-            "fencelock+http://a,[::1]:2?spread=request&same-store=vouched&response-timeout=1.5s";
+            "fencelock+http://a,[::1]:2?spread=request&same-store=confirmed&response-timeout=1.5s";
         let [by_setters, by_url] =
             [Config::new(options), read(text)].map(|config| format!("{:?}", config.unwrap()));
         assert_eq!(by_setters, by_url);

@@ -39,7 +39,7 @@ impl ServerInfo {
         if mine.engine != other.engine || (by_url && mine.store != other.store) {
             return Some(format!(
                 "it serves the store {} ({}), and another replica serves {} ({}); a lock that is taken in two stores is no lock. \
-                 If it is one store by two names, use same-store=vouched",
+                 If it is one store by two names, use same-store=confirmed",
                 other.store, other.engine, mine.store, mine.engine
             ));
         }

@@ -6,11 +6,11 @@
 mod args;
 mod bare;
 mod bench;
+mod contended;
 mod contender;
 #[cfg(feature = "peers")]
 mod foreign;
 mod holds;
-mod hot;
 #[cfg(feature = "peers")]
 mod node_redlock;
 mod pairs;
@@ -87,8 +87,8 @@ pub async fn run(
     for case in args.cases(engine(url)? != "memory") {
         let section = match case {
             Case::Pairs => pairs::measure(&bench).await?,
-            Case::Loop => hot::measure_loop(&bench).await?,
-            Case::Drain => hot::measure_drain(&bench).await?,
+            Case::Loop => contended::measure_loop(&bench).await?,
+            Case::Drain => contended::measure_drain(&bench).await?,
             Case::Within => within::measure(&bench).await?,
             Case::Holds => holds::measure(&bench).await?,
             Case::Scale => scale::measure(&bench).await?,

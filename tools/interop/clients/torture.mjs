@@ -64,7 +64,7 @@ function generator(seed) {
 
 const ENDS = { released: "released", "already-expired": "expired", "not-owner": "not-owner" };
 // Each replica reaches the store through its own proxy.
-const client = connect(urls, { sameStore: "vouched" });
+const client = connect(urls, { sameStore: "confirmed" });
 let stopping = false;
 let numbers = 0;
 

@@ -53,7 +53,7 @@ class Worker:
         self.job = job
         hosts = job["url"].split("://")[1].split("?")[0]
         # Each replica reaches the store through its own proxy.
-        self.client = fencelock.AsyncClient([f"http://{host}" for host in hosts.split(",")], same_store="vouched")
+        self.client = fencelock.AsyncClient([f"http://{host}" for host in hosts.split(",")], same_store="confirmed")
         self.numbers = itertools.count()
         self.stopping = False
 

@@ -277,7 +277,7 @@ class AsyncClient:
 
     `urls` are the replicas of one service. `tls` is for your own certificate authority, or a client certificate. `owner` is shown
     to people who look at the lock; by default it is the host and the process id. `same_store`: with "url" all replicas must have
-    been started with the same store URL; with "vouched" you confirm that their different URLs are those of one store."""
+    been started with the same store URL; with "confirmed" you confirm that their different URLs are those of one store."""
 
     def __init__(
         self,

@@ -126,8 +126,8 @@ class Service:
     def __init__(self, urls: List[str], token: Optional[str], tls: Optional[ssl.SSLContext], same_store: str) -> None:
         if not urls:
             raise ValueError("name at least one replica")
-        if same_store not in ("url", "vouched"):
-            raise ValueError(f"same_store is url or vouched, not {same_store!r}")
+        if same_store not in ("url", "confirmed"):
+            raise ValueError(f"same_store is url or confirmed, not {same_store!r}")
         self._token = token
         self._urls = [replica_url(url, token) for url in urls]
         # Chosen at random, so that not all processes begin with the same replica.
@@ -236,7 +236,7 @@ class Service:
             return (
                 f"the replicas serve two stores: {url.geturl()} serves {body.get('store')} ({body.get('engine')}), and "
                 f"{where.geturl()} said that it serves {said.get('store')} ({said.get('engine')}); a lock that is taken in two "
-                "stores is no lock. Start all replicas with one store; if it is one by two names, use same_store=\"vouched\""
+                "stores is no lock. Start all replicas with one store; if it is one by two names, use same_store=\"confirmed\""
             )
         if any(body.get(word) != said.get(word) for word in ALIKE):
             return (

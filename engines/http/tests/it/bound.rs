@@ -72,7 +72,7 @@ async fn two(etcd: &Etcd) -> [Replica; 2] {
 fn url(ports: impl IntoIterator<Item = u16>) -> String {
     let hosts = ports.into_iter().map(|port| format!("127.0.0.1:{port}"));
     let hosts = hosts.collect::<Vec<_>>().join(",");
-    format!("fencelock+http://{hosts}?same-store=vouched&response-timeout=1s")
+    format!("fencelock+http://{hosts}?same-store=confirmed&response-timeout=1s")
 }
 
 fn direct(replicas: &[Replica]) -> String {

@@ -28,7 +28,7 @@ async fn replicas_of_two_stores_are_refused() {
     let named = ["a.db", "b.db", "two stores"];
     assert!(named.iter().all(|word| text.contains(word)), "{text}");
     // An operator may confirm that it is the same store.
-    connect(&format!("{}?same-store=vouched", url(&replicas))).await;
+    connect(&format!("{}?same-store=confirmed", url(&replicas))).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

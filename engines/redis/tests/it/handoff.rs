@@ -309,7 +309,7 @@ async fn a_hand_over_takes_two_commands() {
 async fn cycle(stores: &[Store; 2], turns: usize) {
     let one = async {
         for _ in 0..turns {
-            let claim = stores[0].plain("hot");
+            let claim = stores[0].plain("contended");
             stores[0].lock(&claim).await;
             tokio::task::yield_now().await;
             stores[0].release(&claim).await;
@@ -317,7 +317,7 @@ async fn cycle(stores: &[Store; 2], turns: usize) {
     };
     let two = async {
         for _ in 0..turns {
-            let claim = stores[1].plain("hot");
+            let claim = stores[1].plain("contended");
             stores[1].lock(&claim).await;
             tokio::task::yield_now().await;
             stores[1].release(&claim).await;

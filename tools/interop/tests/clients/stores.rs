@@ -40,7 +40,7 @@ async fn replicas_of_two_stores_are_refused(language: Language) {
             format!("http://127.0.0.1:{}", ports[1]),
             right.clone(),
             elsewhere.url(),
-            "vouched".to_owned(),
+            "confirmed".to_owned(),
         ];
         assert!(said.starts_with("config "), "{said}");
         assert!(named.iter().all(|word| said.contains(word)), "{said}");
@@ -62,7 +62,8 @@ async fn one_store_by_two_names_is_accepted_if_the_program_says_so(language: Lan
     let mut program = Program::start(language, &service.urls(), "two-names").await;
     let said = program.ask("lock 5000 -").await;
     assert!(said.starts_with("config "), "{said}");
-    let mut program = Program::start_with(language, &service.urls(), "two-names", "vouched").await;
+    let mut program =
+        Program::start_with(language, &service.urls(), "two-names", "confirmed").await;
     let mut token = 0;
     for replica in 0..2 {
         service.replicas[replica].process().kill9();

@@ -327,7 +327,9 @@ impl TestStore for Replicas {
     fn url(&self, ports: &[u16]) -> String {
         // Each replica reaches the store by another port.
         let hosts = loopback(ports);
-        format!("fencelock+http://{hosts}?spread=request&same-store=vouched&response-timeout=500ms")
+        format!(
+            "fencelock+http://{hosts}?spread=request&same-store=confirmed&response-timeout=500ms"
+        )
     }
 
     fn faults(&self) -> Vec<FaultKind> {

@@ -146,7 +146,7 @@ fn jobs(bench: &Bench<'_>, act: Act, who: Who, waiters: usize, own_clients: bool
             act,
             who,
             url: bench.url_of(who).into(),
-            name: bench.name("hot"),
+            name: bench.name("contended"),
             tasks,
             first,
             names: 1,
@@ -245,7 +245,7 @@ enum Holder {
 
 impl Holder {
     async fn take(bench: &Bench<'_>, who: Who, task: usize) -> Result<Self> {
-        let name = bench.name("hot");
+        let name = bench.name("contended");
         if who.runs_here() {
             let client = Contender::open(who, bench.url_of(who)).await?;
             let held = client.take(&name).await?;
