@@ -12,7 +12,7 @@ use fencelock::{Error, parse_duration};
 
 pub(crate) use stores::{
     Config, ConfigCheck, Migrate, MigrateBegin, MigrateFinish, MigrateGo, MigratePrepare,
-    MigrateStatus, Shards, Status,
+    MigrateStatus, Set, Shards, Status,
 };
 
 /// The default of `--ttl`.
@@ -76,6 +76,9 @@ pub(crate) enum Command {
     /// Move locks from one store to another
     #[command(subcommand)]
     Migrate(Migrate),
+    /// A set of stores as a whole
+    #[command(subcommand)]
+    Set(Set),
     /// Measure the store, with its plain client library for comparison
     Bench(fencelock_bench::Args),
     /// Serve locks over HTTP, for programs in any language

@@ -50,7 +50,7 @@ use clap::error::{ContextValue, ErrorKind};
 use fencelock::StoreUrl;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::args::{Cli, Command, Config, Migrate, Shards};
+use crate::args::{Cli, Command, Config, Migrate, Set, Shards};
 use crate::exit::{Failure, Outcome, code, print, say};
 use crate::store::Wanted;
 
@@ -122,6 +122,7 @@ fn start() -> Outcome {
         Command::Migrate(Migrate::Offline { from, to }) => {
             block_on(migrate::offline(&from, &to, store))
         }
+        Command::Set(Set::Dissolve) => block_on(migrate_live::dissolve(store)),
         Command::Migrate(live) => block_on(migrate_live::migrate(live, store)),
         Command::Doctor(args) => block_on(doctor::doctor(args, store)),
         Command::Show(args) => block_on(inspect::show(args, store)),

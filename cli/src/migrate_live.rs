@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use fencelock::composite::{How, Migration, Prepare, Status, Stepped};
-use fencelock::{MigrateSet, StoreUrl, in_words, shard_urls};
+use fencelock::{MigrateSet, ShardSet, StoreUrl, in_words, shard_urls};
 use serde_json::{Value, json};
 
 use crate::args::{Migrate, MigrateBegin, MigrateFinish, MigrateGo, MigratePrepare, MigrateStatus};
@@ -56,9 +56,32 @@ fn end(stepped: Stepped) -> Outcome {
             print(&format!("phase {phase}\n"))?;
             Ok(code::DONE)
         }
+        Stepped::Dissolved(store) => {
+            print(&format!("dissolved: programs use {store} by itself\n"))?;
+            Ok(code::DONE)
+        }
         Stepped::NotYet(why) => Err(Failure::new(code::HELD, format!("not yet: {why}"))),
         _ => Err(Failure::internal("migrate", "an unknown outcome")),
     }
+}
+
+/// Ends the set that `--store` names.
+pub(crate) async fn dissolve(wanted: Wanted) -> Outcome {
+    let url = wanted.resolve()?.url;
+    let set = StoreUrl::parse(&url)?;
+    end(match set.scheme.as_str() {
+        "shards" => ShardSet::parse(&url)?.dissolve(&who()).await?,
+        "migrate" => {
+            MigrateSet::parse(&url)?
+                .migration()?
+                .dissolve(&who())
+                .await?
+        }
+        _ => {
+            let why = "it is one store; name a set, shards:?… or migrate:?…";
+            return Err(set.refuse(why).into());
+        }
+    })
 }
 
 async fn prepare(args: &MigratePrepare, wanted: Wanted) -> Outcome {

@@ -154,6 +154,12 @@ fn duration(what: &'static str, text: Option<&str>) -> Result<Option<Duration>, 
 }
 
 #[derive(Debug, Subcommand)]
+pub(crate) enum Set {
+    /// End a set that is down to one store, so that programs use that store by itself
+    Dissolve,
+}
+
+#[derive(Debug, Subcommand)]
 pub(crate) enum Shards {
     /// Write the records that say which store is which shard of the set of --store: once, before its first lock is taken
     Init,

@@ -7,6 +7,7 @@
 //! is taken, by [`Shards::init`]; [`Shards::open`] refuses a store whose record says something else.
 
 mod diagnose;
+mod dissolve;
 mod engine;
 mod hash;
 mod inspect;

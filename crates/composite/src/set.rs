@@ -13,7 +13,7 @@ use crate::open::{Opening, limits, open};
 use crate::opened_events::Joining;
 use crate::promises::Promised;
 use crate::shard::Shard;
-use crate::stored::Stored;
+use crate::stored::{Stored, dissolved};
 use crate::unused::check_unused;
 
 /// The description of a set, used to make or open it. See [`Routed::shards`].
@@ -180,7 +180,7 @@ async fn write_records(set: &str, map: &Map, engines: &[(&str, Arc<dyn Engine>)]
         }
         let found = engine.record("", None).await?;
         check_found(set, id, map, &**engine, &found.text)?;
-        if found.text.is_empty() {
+        if is_free(&found.text) {
             check_unused(&**engine).await?;
         }
     }
@@ -195,8 +195,13 @@ async fn write_records(set: &str, map: &Map, engines: &[(&str, Arc<dyn Engine>)]
     Ok(())
 }
 
+/// Whether a store with this record belongs to no set.
+fn is_free(text: &str) -> bool {
+    text.is_empty() || dissolved(text).is_some()
+}
+
 fn check_found(set: &str, id: &str, map: &Map, engine: &dyn Engine, text: &str) -> Result<()> {
-    if text.is_empty() {
+    if is_free(text) {
         return Ok(());
     }
     let stored = Stored::parse(text);

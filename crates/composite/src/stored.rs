@@ -1,9 +1,9 @@
 //! The format of the record in each store of a set.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use fencelock_core::{Error, Result};
+use fencelock_core::{Error, Result, Token};
 use serde::{Deserialize, Serialize};
 
 use crate::map::{KeyRule, Map};
@@ -17,6 +17,9 @@ const ROUTED: &str = "routed";
 
 /// The kind of a record whose map may change: programs read it again and again.
 const MOVING: &str = "moving";
+
+/// The kind of a record whose set is no more: programs use the store by itself. The other fields are those of its last record.
+const DISSOLVED: &str = "dissolved";
 
 /// The record of one store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,6 +77,20 @@ pub(crate) struct Moving {
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
 fn is_false(flag: &bool) -> bool {
     !flag
+}
+
+impl Moving {
+    /// Notes who writes the record, and when.
+    pub(crate) fn sign(&mut self, by: &str) {
+        by.clone_into(&mut self.by);
+        self.at = now();
+    }
+}
+
+/// Seconds since 1970.
+pub(crate) fn now() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
 }
 
 impl Shards {
@@ -151,7 +168,7 @@ impl Stored {
         let stored = read.map_err(|error| format!("its record cannot be read ({error})"))?;
         let known = match (stored.kind.as_str(), &stored.moving) {
             (ROUTED, None) => stored.phase == 0,
-            (MOVING, Some(_)) => Phase::from_number(stored.phase).is_some(),
+            (MOVING, Some(_)) | (DISSOLVED, _) => Phase::from_number(stored.phase).is_some(),
             _ => false,
         };
         match known {
@@ -179,6 +196,51 @@ impl Stored {
             phase: phase.number(),
             ..self.clone()
         }
+    }
+
+    /// The record with which the set ends.
+    pub(crate) fn dissolved(&self, by: &str) -> Self {
+        let mut ended = Self {
+            kind: DISSOLVED.to_owned(),
+            ..self.next(self.phase())
+        };
+        if let Some(moving) = &mut ended.moving {
+            moving.sign(by);
+        }
+        ended
+    }
+
+    fn is_dissolved(&self) -> bool {
+        self.kind == DISSOLVED
+    }
+
+    /// Whether this set, in which the store had this id, was dissolved.
+    pub(crate) fn was_dissolved_as(&self, set: &str, shard: &str) -> bool {
+        let sets = self.maps().and_then(|maps| maps.sets);
+        let named = self.set == set || sets.is_some_and(|[_, after]| after == set);
+        self.is_dissolved() && self.shard == shard && named
+    }
+
+    /// Why the set of this record still needs more than one store; `None` if it does not.
+    pub(crate) fn unfinished(&self) -> Option<String> {
+        match self.phase() {
+            Phase::New => None,
+            _ if self.moving.is_none() => None,
+            phase => Some(format!(
+                "the set {:?} is in phase {phase}; go on with `fencelock migrate finish` until the new store is alone",
+                self.set
+            )),
+        }
+    }
+
+    /// The floor of a shard: since the last hush, its tokens are above this.
+    pub(crate) fn floor(&self, shard: &str) -> Token {
+        let moving = self.moving.as_ref();
+        Token(
+            moving
+                .and_then(|moving| moving.floors.get(shard).copied())
+                .unwrap_or(0),
+        )
     }
 
     /// The old map; `None` if it is wrong.
@@ -292,6 +354,12 @@ impl Stored {
             shard: own,
             ..
         } = self;
+        if self.is_dissolved() {
+            return Err(format!(
+                "it belongs to no set any more: the set {its:?} was dissolved, and programs use this store by its own URL \
+                 (or make a new set)"
+            ));
+        }
         if its != set {
             return Err(format!(
                 "it is shard {own} of the set {its:?}, and not of {set:?}; correct its URL, or name that set"
@@ -306,8 +374,13 @@ impl Stored {
     }
 }
 
-/// Whether the store with this record may be used by itself: before a move has begun, after it is over, or after the store was
-/// given back. So programs need not all be switched at the same moment.
+/// The record of a set that was dissolved, if this is one.
+pub(crate) fn dissolved(text: &str) -> Option<Stored> {
+    Stored::parse(text).ok().filter(Stored::is_dissolved)
+}
+
+/// Whether the store with this record may be used by itself: before a move has begun, after it is over, after the store was given
+/// back, or after the set was dissolved. So programs need not all be switched at the same moment.
 ///
 /// ```
 /// assert!(!fencelock_composite::may_stand_alone("nonsense"));
@@ -317,6 +390,9 @@ pub fn may_stand_alone(record: &str) -> bool {
     let Ok(stored) = Stored::parse(record) else {
         return false;
     };
+    if stored.is_dissolved() {
+        return true;
+    }
     let Some(Maps { old, new, .. }) = stored.maps() else {
         return false;
     };

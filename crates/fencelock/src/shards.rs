@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use fencelock_composite::{KeyRule, Opening, Routed, Shard, Shards};
+use fencelock_composite::{KeyRule, Opening, Routed, Shard, Shards, Stepped};
 use fencelock_core::engine::StoreOptions;
 use fencelock_core::{Engine, Error, Result, StoreUrl};
 
@@ -177,6 +177,41 @@ impl ShardSet {
             (None, Some(option)) => Err(url.refuse(format!("{option}: there is no such shard"))),
             (None, None) => Ok(shards),
         }
+    }
+
+    /// Ends a set of one shard, so that programs use its store by itself. See [`Migration::dissolve`]; `by` is for people who
+    /// read the record.
+    ///
+    /// # Errors
+    /// Those of [`Migration::dissolve`].
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> fencelock::Result<()> {
+    /// # #[cfg(feature = "sqlite")] {
+    /// use fencelock::ShardSet;
+    ///
+    /// # let dir = std::env::temp_dir().join(format!("fencelock-doc-dissolve-{}", std::process::id()));
+    /// # std::fs::create_dir_all(&dir).unwrap();
+    /// # let store = format!("sqlite:{}/a", dir.display());
+    /// let set = || ShardSet::new("orders").shard("a", 1, store.as_str());
+    /// fencelock::init(set()).await?;
+    /// set().dissolve("me").await?;
+    /// assert!(fencelock::connect(set()).await.is_err());
+    /// let client = fencelock::connect(&store).await?;
+    /// # client.close().await?;
+    /// # std::fs::remove_dir_all(&dir).unwrap();
+    /// # }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// [`Migration::dissolve`]: fencelock_composite::Migration::dissolve
+    pub async fn dissolve(self, by: &str) -> Result<Stepped> {
+        self.check_stores()?;
+        self.shards(Opening::All, self.url.inspect_only)?
+            .dissolve(by)
+            .await
     }
 
     pub(crate) fn url_mut(&mut self) -> &mut StoreUrl {

@@ -202,6 +202,25 @@ fn not_built(url: &StoreUrl, feature: &str) -> fencelock_core::Error {
 
 #[cfg(feature = "composite")]
 impl crate::shards::ShardSet {
+    /// From a URL `shards:?a=URL&b=URL`.
+    ///
+    /// # Errors
+    /// [`Error::Config`](crate::Error::Config) for another URL, and for one that cannot be used.
+    ///
+    /// ```
+    /// # fn main() -> fencelock::Result<()> {
+    /// fencelock::ShardSet::parse("shards:?set=orders&a=memory:&b=memory:")?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn parse(url: &str) -> Result<Self> {
+        let url = StoreUrl::parse(url)?;
+        match url.scheme == crate::shards::SCHEME {
+            true => Self::from_url(url, |url| Store::from(url).0),
+            false => Err(url.refuse("it is not a set of shards; name one, shards:?a=URL&b=URL")),
+        }
+    }
+
     /// Adds a shard: its id, its weight (a whole number from 1 to 100), and its store, which is opened when it is first needed.
     /// Opening the set reports errors in its arguments.
     pub fn shard(self, id: impl Into<String>, weight: u8, store: impl Into<Store>) -> Self {

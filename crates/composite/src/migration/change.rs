@@ -1,7 +1,7 @@
 //! A change of the map: its stores, and the settings of its steps.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use fencelock_core::{Engine, Error, Result};
 use futures_util::future::join_all;
@@ -28,6 +28,8 @@ pub enum Stepped {
     Done(Phase),
     /// The set cannot go on yet, for this reason.
     NotYet(String),
+    /// The set is no more. Programs use this store by itself.
+    Dissolved(String),
 }
 
 /// How the steps of a [`Migration`] are made.
@@ -165,10 +167,4 @@ impl Migration {
             arbiter: arbiter.unwrap_or(0),
         }
     }
-}
-
-/// Seconds since 1970.
-pub(crate) fn now() -> u64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    since.map_or(0, |since| since.as_secs())
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fencelock_core::engine::{Claim, Leave, MAX_FLOOR, Standing};
-use fencelock_core::{ClaimIds, Clock, Engine, Error, LockName, Result, Token};
+use fencelock_core::{ClaimIds, Clock, Engine, Error, Floor, LockName, Result, Token};
 
 /// The lock in which tokens are drawn, to see a store's counter. It also excludes a second administrator.
 pub(crate) const PROBE: &str = "fencelock/migrate";
@@ -41,13 +41,32 @@ pub(crate) async fn take(
         return Ok(floor);
     }
     for engine in targets {
-        let token = probe(engine, floor).await?;
-        if token <= floor {
-            let why = format!("it granted token {token}, which is not above the floor {floor}");
-            return Err(Error::internal(engine, why));
-        }
+        raise(engine, floor).await?;
     }
     Ok(floor)
+}
+
+/// Raises the counter of a store above the floor.
+pub(crate) async fn raise(engine: &Arc<dyn Engine>, floor: Token) -> Result<()> {
+    let token = probe(engine, floor).await?;
+    match token > floor {
+        true => Ok(()),
+        false => {
+            let why = format!("it granted token {token}, which is not above the floor {floor}");
+            Err(Error::internal(engine, why))
+        }
+    }
+}
+
+/// Why one claim cannot raise all tokens of such a store; `None` if it can.
+pub(crate) const fn why_not(promised: Floor) -> Option<&'static str> {
+    match promised {
+        Floor::Store => None,
+        Floor::Name => Some(
+            "it has several counters of tokens, and a token of one says nothing about the others",
+        ),
+        _ => Some("its tokens can be neither compared with those of another store nor raised"),
+    }
 }
 
 /// Draws a token of the store, above this floor and above all earlier ones.

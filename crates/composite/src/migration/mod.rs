@@ -5,7 +5,7 @@
 //! arbiter, which decides.
 
 mod change;
-mod floor;
+pub(crate) mod floor;
 mod pairs;
 mod prepare;
 mod records;

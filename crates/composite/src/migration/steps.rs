@@ -5,7 +5,7 @@ use std::time::Duration;
 use fencelock_core::engine::{MAX_FLOOR, RecordChange};
 use fencelock_core::{BootInstant, Clock, Engine, Error, Purpose, Result};
 
-use crate::migration::change::{How, Migration, Opened, Stepped, now};
+use crate::migration::change::{How, Migration, Opened, Stepped};
 use crate::migration::floor;
 use crate::migration::pairs::lingering;
 use crate::migration::records::{AFTER_LOSS, Records, Settled};
@@ -367,8 +367,7 @@ fn times_of(stored: &Stored) -> Result<Times> {
 /// Notes who writes the record, and when.
 fn sign(stored: &mut Stored, by: &str) {
     if let Some(moving) = &mut stored.moving {
-        moving.by = by.to_owned();
-        moving.at = now();
+        moving.sign(by);
     }
 }
 
