@@ -94,6 +94,52 @@ fn all_steps_and_back_with_a_hold_that_lives_through_them() {
 }
 
 #[test]
+fn a_dissolved_set_leaves_the_plain_url_of_the_new_store() {
+    let all = Move::prepared();
+    let dissolve = || all.programs.run(&["set", "dissolve"]);
+    let refused = |ran: Ran, code: i32, what: &str| {
+        assert_eq!((ran.code, ran.out.as_str()), (code, ""), "{}", ran.err);
+        assert!(ran.err.contains(what), "{}", ran.err);
+    };
+    all.done(&["begin"]);
+    refused(dissolve(), 1, "phase 1");
+    all.done(&["finish"]);
+    all.done(&["finish"]);
+    let last = all.token();
+    let done = dissolve();
+    assert_eq!(done.code, 0, "{done:?}");
+    assert!(done.out.contains(&all.url("new")), "{done:?}");
+    assert_eq!(dissolve().code, 0, "again");
+    let plain = Fixture::on(all.url("new"));
+    let ran = plain.run(&["run", "x", "-c", "echo $FENCELOCK_TOKEN"]);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let token: u64 = ran.out.trim().parse().unwrap();
+    assert!(token > last, "{token} after {last}");
+    let of_set = all.programs.run(&["run", "--ttl", TTL, "x", "--", "true"]);
+    refused(of_set, 78, "was dissolved");
+    refused(plain.run(&["set", "dissolve"]), 78, "name a set");
+}
+
+/// The command asks the new store alone.
+#[cfg(feature = "redis")]
+#[test]
+fn a_set_is_dissolved_only_while_its_store_answers() {
+    let dir = Dir::new("migrate").unwrap();
+    let redis = Redis::start().unwrap();
+    let to = redis.url().replace(':', "%3A").replace('/', "%2F");
+    let from = format!("sqlite%3A{}", dir.join("old"));
+    let set = Fixture::on(format!("migrate:?set=orders&from={from}&to={to}"));
+    let words = ["prepare", "--pace", "2s", "--tight", "400ms"];
+    for words in [&words[..], &["begin"], &["finish"], &["finish"]] {
+        let ran = set.run(&[&["migrate"], words].concat());
+        assert_eq!(ran.code, 0, "{words:?}: {ran:?}");
+    }
+    drop(redis);
+    let away = set.run(&["set", "dissolve"]);
+    assert_eq!(away.code, 69, "{away:?}");
+}
+
+#[test]
 fn a_plain_url_is_refused_while_both_stores_count() {
     let all = Move::prepared();
     let runs = |name: &str| {
