@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use fencelock_core::engine::RecordChange;
-use fencelock_core::{Engine, Error, Floor, Result, Token};
+use fencelock_core::{Engine, Error, Result};
 
 use crate::migration::{Migration, Stepped, floor};
 use crate::set::Shards;
