@@ -25,12 +25,12 @@ struct Moved {
 }
 
 impl Moved {
-    async fn old(&self) -> Arc<dyn Engine> {
+    async fn old_store(&self) -> Arc<dyn Engine> {
         let url = fencelock_core::StoreUrl::parse(&self.redis.url()).unwrap();
         Arc::new(RedisEngine::connect(url).await.unwrap())
     }
 
-    async fn new(&self) -> Arc<dyn Engine> {
+    async fn new_store(&self) -> Arc<dyn Engine> {
         Arc::new(Sqlite::at(self.dir.join("new")).await.unwrap())
     }
 
@@ -39,7 +39,7 @@ impl Moved {
     }
 
     async fn set(&self) -> Migrate {
-        Self::between(self.old().await, self.new().await)
+        Self::between(self.old_store().await, self.new_store().await)
     }
 
     async fn migration(&self) -> Migration {
@@ -56,7 +56,7 @@ impl Moved {
         let redis = Redis::start().unwrap();
         let dir = Dir::new("dissolve").unwrap();
         let all = Self { redis, dir };
-        raise(&*all.old().await, HIGH).await;
+        raise(&*all.old_store().await, HIGH).await;
         let terms = Prepare::default().pace(PACE).tight(TIGHT);
         all.migration().await.prepare(&terms, "test").await.unwrap();
         let how = How::new("test").despite_findings(true);
@@ -82,14 +82,14 @@ impl Moved {
     }
 
     async fn plain_token(&self) -> Token {
-        let client = Client::new(self.new().await).unwrap();
+        let client = Client::new(self.new_store().await).unwrap();
         let token = token(&client, "x").await;
         client.close().await.unwrap();
         token
     }
 
     async fn record(&self) -> String {
-        self.new().await.record("", None).await.unwrap().text
+        self.new_store().await.record("", None).await.unwrap().text
     }
 }
 
@@ -149,12 +149,12 @@ async fn an_end_that_is_killed_after_the_floor_is_completed_by_the_next_one() {
     let (all, _) = Moved::made().await;
     all.lose_the_counter().await;
     let before = all.record().await;
-    let (engine, asked) = (all.new().await, Arc::new(AtomicBool::new(false)));
+    let (engine, asked) = (all.new_store().await, Arc::new(AtomicBool::new(false)));
     let hangs = Hangs {
         engine,
         asked: Arc::clone(&asked),
     };
-    let killed = Moved::between(all.old().await, Arc::new(hangs));
+    let killed = Moved::between(all.old_store().await, Arc::new(hangs));
     let killed = killed.migration().unwrap();
     let killed = tokio::spawn(async move { killed.dissolve("killed").await });
     crate::until("the record is written", async || asked.load(SeqCst)).await;
