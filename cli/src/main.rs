@@ -38,10 +38,6 @@ mod take;
 mod terminal;
 mod wire;
 
-#[cfg(feature = "serve")]
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 use std::panic;
 use std::process::exit;
 
@@ -53,6 +49,11 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::args::{Cli, Command, Config, Migrate, Set, Shards};
 use crate::exit::{Failure, Outcome, code, print, say};
 use crate::store::Wanted;
+
+/// The lock service allocates for each request, and this allocator is faster at it than the system's (docs/benchmarks.md).
+#[cfg(feature = "serve")]
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() {
     panic::set_hook(Box::new(|info| {

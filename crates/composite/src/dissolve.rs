@@ -3,16 +3,14 @@
 
 use std::sync::Arc;
 
-use fencelock_core::engine::RecordChange;
 use fencelock_core::{Engine, Error, Result};
 
+use crate::migration::change::close;
+use crate::migration::records::{ROUNDS, busy, write};
 use crate::migration::{Migration, Stepped, floor};
 use crate::set::Shards;
 use crate::shard::Shard;
 use crate::stored::Stored;
-
-/// How often to try again because somebody else wrote at the same moment.
-const ROUNDS: u32 = 20;
 
 /// Why a set of several stores is not ended.
 const SEVERAL: &str =
@@ -58,10 +56,9 @@ impl Migration {
         let (Some(id), None) = (ids.next(), ids.next()) else {
             return Ok(Stepped::NotYet(SEVERAL.to_owned()));
         };
-        let shard = self.stores.iter().find(|shard| shard.id == id);
         let all: Vec<_> = self.stores.iter().map(|shard| shard.id.clone()).collect();
         let check = |stored: &Stored| stored.check_moving(&self.set, id, &all);
-        dissolve(shard.ok_or(Error::Closed)?, &self.set, check, by).await
+        dissolve(self.shard(id)?, &self.set, check, by).await
     }
 }
 
@@ -88,9 +85,7 @@ async fn dissolve(
 ) -> Result<Stepped> {
     let store = shard.store.open().await?;
     let dissolved = dissolve_opened(&store, &shard.id, set, check, by).await;
-    if let Err(error) = store.close().await {
-        tracing::debug!(%error, "closing a store");
-    }
+    close(&*store).await;
     dissolved
 }
 
@@ -116,17 +111,14 @@ async fn dissolve_opened(
             return Ok(Stepped::NotYet(why));
         }
         check_counter(&**store)?;
-        // Programs that use the store by itself do not know the floor. So the counter is above it before they may be the only
-        // ones who count.
+        // Programs that use the store by its own URL do not know the floor. So the counter must be above the floor before the
+        // record ends.
         floor::raise(store, stored.floor(id)).await?;
-        let text = stored.dissolved(by).text()?;
-        let change = RecordChange::new(record.version, &text)?;
-        if store.record("", Some(&change)).await?.text == text {
+        if write(&**store, record.version, &stored.dissolved(by)).await? {
             return Ok(Stepped::Dissolved(store.to_string()));
         }
     }
-    let why = "others write it at the same time";
-    Err(Error::unavailable(store, "writing the record", why))
+    Err(busy(store))
 }
 
 /// Refuses a store in which one claim cannot raise the tokens of all names.

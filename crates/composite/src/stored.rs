@@ -79,14 +79,6 @@ fn is_false(flag: &bool) -> bool {
     !flag
 }
 
-impl Moving {
-    /// Notes who writes the record, and when.
-    pub(crate) fn sign(&mut self, by: &str) {
-        by.clone_into(&mut self.by);
-        self.at = now();
-    }
-}
-
 /// Seconds since 1970.
 pub(crate) fn now() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
@@ -204,10 +196,16 @@ impl Stored {
             kind: DISSOLVED.to_owned(),
             ..self.next(self.phase())
         };
-        if let Some(moving) = &mut ended.moving {
-            moving.sign(by);
-        }
+        ended.sign(by);
         ended
+    }
+
+    /// Notes who writes the record, and when.
+    pub(crate) fn sign(&mut self, by: &str) {
+        if let Some(moving) = &mut self.moving {
+            by.clone_into(&mut moving.by);
+            moving.at = now();
+        }
     }
 
     fn is_dissolved(&self) -> bool {

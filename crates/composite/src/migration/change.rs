@@ -121,15 +121,23 @@ impl Opened {
     }
 
     pub(crate) async fn close(&self) {
-        for closed in join_all(self.engines.iter().map(|engine| engine.close())).await {
-            if let Err(error) = closed {
-                tracing::debug!(%error, "closing a store");
-            }
-        }
+        join_all(self.engines.iter().map(|engine| close(&**engine))).await;
+    }
+}
+
+/// Closes a store after a step. The step is made or not, whatever the end of its connections.
+pub(crate) async fn close(store: &dyn Engine) {
+    if let Err(error) = store.close().await {
+        tracing::debug!(%error, "closing a store");
     }
 }
 
 impl Migration {
+    pub(crate) fn shard(&self, id: &str) -> Result<&Shard> {
+        let shard = self.stores.iter().find(|shard| shard.id == id);
+        shard.ok_or(Error::Closed)
+    }
+
     pub(crate) fn new(set: String, maps: Maps, stores: Vec<Shard>) -> Self {
         Self { set, maps, stores }
     }

@@ -4,11 +4,11 @@
 //! the step waits, by its own clock, until what others know of the record before it can do no harm. Then it writes to the
 //! arbiter, which decides.
 
-mod change;
+pub(crate) mod change;
 pub(crate) mod floor;
 mod pairs;
 mod prepare;
-mod records;
+pub(crate) mod records;
 mod status;
 mod steps;
 

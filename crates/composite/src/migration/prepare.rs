@@ -183,7 +183,7 @@ impl Migration {
         }
         let engine = &*records.engines[at];
         if let Some(last) = dissolved(text) {
-            // A store without a record, but programs of the last set may still hold locks for its pace.
+            // Like a store without a record. But programs of the last set may still hold locks, for its pace at most.
             self.check_made(&records.ids[at], engine)?;
             return Ok(Found::Over(Box::new(last)));
         }

@@ -1,5 +1,6 @@
 //! The record in all stores of a set: one text, on which the *arbiter* decides. The arbiter is the first store of the old map.
 
+use std::fmt;
 use std::sync::Arc;
 
 use fencelock_core::engine::{Record, RecordChange};
@@ -11,7 +12,7 @@ use crate::stored::Stored;
 use crate::unused::check_unused;
 
 /// How often to try again because somebody else wrote at the same moment.
-const ROUNDS: u32 = 20;
+pub(crate) const ROUNDS: u32 = 20;
 
 /// After the loss of the arbiter's record, one version is left out: some program may know it from the lost record.
 pub(crate) const AFTER_LOSS: u64 = 2;
@@ -94,7 +95,7 @@ impl Records<'_> {
                 });
             }
         }
-        Err(self.busy())
+        Err(busy(self.set))
     }
 
     /// Refuses a store without a record if another store has it, unless `adopts` is set.
@@ -142,10 +143,7 @@ impl Records<'_> {
 
     /// Writes a record into one store, unless somebody else has written first. Returns whether this record is there now.
     pub(crate) async fn write(&self, at: usize, from: u64, stored: &Stored) -> Result<bool> {
-        let text = stored.text()?;
-        let change = RecordChange::new(from, &text)?;
-        let found = self.engines[at].record("", Some(&change)).await?;
-        Ok(found.text == text)
+        write(&*self.engines[at], from, stored).await
     }
 
     /// Makes a step: first in the arbiter, which decides between two administrators, then in all stores. `None` if another
@@ -203,9 +201,18 @@ impl Records<'_> {
         }
         Ok(doubles)
     }
+}
 
-    fn busy(&self) -> Error {
-        let why = "others write it at the same time";
-        Error::unavailable(self.set, "writing the record", why)
-    }
+/// Writes a store's record, unless somebody else has written first. Returns whether this record is there now.
+pub(crate) async fn write(store: &dyn Engine, from: u64, stored: &Stored) -> Result<bool> {
+    let text = stored.text()?;
+    let change = RecordChange::new(from, &text)?;
+    let found = store.record("", Some(&change)).await?;
+    Ok(found.text == text)
+}
+
+/// The error after [`ROUNDS`] attempts.
+pub(crate) fn busy(store: impl fmt::Display) -> Error {
+    let why = "others write it at the same time";
+    Error::unavailable(store, "writing the record", why)
 }

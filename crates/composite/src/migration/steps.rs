@@ -5,7 +5,7 @@ use std::time::Duration;
 use fencelock_core::engine::{MAX_FLOOR, RecordChange};
 use fencelock_core::{BootInstant, Clock, Engine, Error, Purpose, Result};
 
-use crate::migration::change::{How, Migration, Opened, Stepped};
+use crate::migration::change::{How, Migration, Opened, Stepped, close};
 use crate::migration::floor;
 use crate::migration::pairs::lingering;
 use crate::migration::records::{AFTER_LOSS, Records, Settled};
@@ -85,7 +85,7 @@ impl Migration {
         }
         if !settled.stored.is_given_back() {
             let mut next = settled.stored.next(Phase::Old);
-            sign(&mut next, how.by);
+            next.sign(how.by);
             if let Some(moving) = &mut next.moving {
                 moving.given_back = true;
             }
@@ -110,12 +110,9 @@ impl Migration {
             return Err(Error::unsupported(&self.set, action, why));
         }
         let (id, _) = self.maps.new.shards().next().ok_or(Error::Closed)?;
-        let shard = self.stores.iter().find(|shard| shard.id == id);
-        let store = shard.ok_or(Error::Closed)?.store.open().await?;
+        let store = self.shard(id)?.store.open().await?;
         let finished = self.finish_alone(id, &*store, how).await;
-        if let Err(error) = store.close().await {
-            tracing::debug!(%error, "closing a store");
-        }
+        close(&*store).await;
         finished
     }
 
@@ -147,7 +144,7 @@ impl Migration {
             .await;
         let mut next = stored.next(Phase::New);
         next.version = stored.version + AFTER_LOSS;
-        sign(&mut next, how.by);
+        next.sign(how.by);
         let text = next.text()?;
         let change = RecordChange::new(record.version, &text)?;
         match store.record("", Some(&change)).await?.text == text {
@@ -224,7 +221,7 @@ impl Migration {
             return Ok(Err(why));
         }
         let mut next = from.stored.next(to);
-        sign(&mut next, how.by);
+        next.sign(how.by);
         if let Some(moving) = &mut next.moving {
             moving.given_back = false;
             let before = moving.hush_from.take();
@@ -362,13 +359,6 @@ fn pause_before(from: Phase, to: Phase, times: Times) -> Duration {
 fn times_of(stored: &Stored) -> Result<Times> {
     let times = stored.times();
     times.ok_or_else(|| Error::internal(&stored.set, "a record without pace"))
-}
-
-/// Notes who writes the record, and when.
-fn sign(stored: &mut Stored, by: &str) {
-    if let Some(moving) = &mut stored.moving {
-        moving.sign(by);
-    }
 }
 
 /// A planted bug: the hush is left out.

@@ -194,9 +194,7 @@ async fn a_set_whose_move_is_not_over_is_refused() {
 #[tokio::test]
 async fn programs_of_a_dissolved_set_are_refused() {
     let two = Two::prepared().await;
-    two.begin().await;
-    two.finish(Phase::BothNew).await;
-    two.finish(Phase::New).await;
+    two.move_all().await;
     let running = two.client().await;
     let last = token(&running, "x").await;
     two.migration().dissolve("test").await.unwrap();
@@ -231,9 +229,7 @@ async fn programs_of_a_dissolved_set_are_refused() {
 #[tokio::test]
 async fn the_next_set_knows_the_pace_of_the_last_one() {
     let two = Two::prepared().await;
-    two.begin().await;
-    two.finish(Phase::BothNew).await;
-    two.finish(Phase::New).await;
+    two.move_all().await;
     two.migration().dissolve("test").await.unwrap();
     let third = Memory::new();
     let next = || {

@@ -59,6 +59,13 @@ impl Two {
         assert_eq!(begun, Stepped::Done(Phase::BothOld));
     }
 
+    /// All steps, to the new store alone.
+    pub(crate) async fn move_all(&self) {
+        self.begin().await;
+        self.finish(Phase::BothNew).await;
+        self.finish(Phase::New).await;
+    }
+
     pub(crate) async fn finish(&self, to: Phase) {
         let finished = self.migration().finish(&How::new("test")).await.unwrap();
         assert_eq!(finished, Stepped::Done(to));
@@ -212,9 +219,7 @@ async fn a_waiter_goes_on_waiting_through_all_steps() {
         one.look("x").await.unwrap().waiters.len() == 1
     })
     .await;
-    two.begin().await;
-    two.finish(Phase::BothNew).await;
-    two.finish(Phase::New).await;
+    two.move_all().await;
     until("it waits at the new store", async || {
         two.new
             .inspect()
@@ -487,9 +492,7 @@ async fn a_store_without_a_record_grants_nothing_alone() {
         new: two.new.another(),
     })
     .await;
-    two.begin().await;
-    two.finish(Phase::BothNew).await;
-    two.finish(Phase::New).await;
+    two.move_all().await;
     refuses(Two {
         old: two.old.another(),
         new: Memory::new(),
@@ -502,9 +505,7 @@ async fn a_store_without_a_record_grants_nothing_alone() {
 #[tokio::test]
 async fn the_next_move_refuses_a_shorter_pace() {
     let two = Two::prepared().await;
-    two.begin().await;
-    two.finish(Phase::BothNew).await;
-    two.finish(Phase::New).await;
+    two.move_all().await;
     let next = Migrate::between(
         ("from", Arc::new(two.new.another()) as Arc<dyn Engine>),
         ("to", Arc::new(Memory::new()) as Arc<dyn Engine>),
