@@ -44,7 +44,7 @@ pub(crate) enum QueueView {
 pub(crate) enum Position {
     Held(Grant),
     Waiting(Place),
-    /// Its node does not exist.
+    /// Its node does not exist, or is about to be deleted.
     Gone,
 }
 
@@ -74,46 +74,32 @@ impl Seen {
 impl State {
     pub(crate) async fn place(&self, claim: &Claim) -> Result<Standing> {
         self.check_lock_delay(claim)?;
-        let entry = match self.entry(claim.id) {
-            // The rare cases are boxed, so that the future of an uncontended acquire stays small.
-            Some(entry) => match Box::pin(self.check_again(&entry, claim)).await? {
-                Position::Held(grant) => return Ok(Standing::Held(grant)),
-                Position::Waiting(place) => {
-                    return Box::pin(self.wait_or_leave(&entry, claim, place)).await;
-                }
-                Position::Gone => entry,
-            },
-            None => {
-                let failure = |failure| self.error(taking(claim), failure);
-                let managed = self.sessions.for_waiting(claim).await.map_err(failure)?;
-                let connection = managed.connection().await.map_err(failure)?;
-                if !claim.wait && !Box::pin(self.is_free(&connection, claim)).await? {
-                    return Ok(Standing::Busy);
-                }
-                self.add(claim, managed, Arc::clone(&connection.session))
+        let failure = |failure| self.error(taking(claim), failure);
+        // The rare cases are boxed, so that the future of an uncontended acquire stays small.
+        if let Some(entry) = self.entry(claim.id) {
+            let position = Box::pin(self.check_again(&entry, claim)).await?;
+            if let Some(standing) = self.standing(&entry, claim, position).await? {
+                return Ok(standing);
             }
-        };
+        } else if !claim.wait && !Box::pin(self.is_free(claim)).await? {
+            return Ok(Standing::Busy);
+        }
         for _ in 0..ATTEMPTS {
-            let failure = |failure| self.error(taking(claim), failure);
+            let entry = self.new_entry(claim).await.map_err(failure)?;
             if claim.floor > Token(0) {
                 let managed = Arc::clone(&entry.known.lock().managed);
                 let raised = Box::pin(self.raise_tokens(&managed, claim.floor)).await;
                 raised.map_err(|failed| {
-                    if !entry.known.lock().uncertain {
-                        self.remove(&entry);
-                    }
+                    self.remove(&entry);
                     failure(failed)
                 })?;
             }
             let seen = self.create_node(&entry, claim).await.map_err(failure)?;
-            match self.decide(&entry, claim, seen).await? {
-                Position::Held(grant) => return Ok(Standing::Held(grant)),
-                Position::Waiting(place) => {
-                    return Box::pin(self.wait_or_leave(&entry, claim, place)).await;
-                }
-                // Another client, probably an administrator's, deleted the node at once.
-                Position::Gone => {}
+            let position = self.decide(&entry, claim, seen).await?;
+            if let Some(standing) = self.standing(&entry, claim, position).await? {
+                return Ok(standing);
             }
+            // Another client, probably an administrator's, deleted the node at once.
         }
         let vanishes = Failure::Unanswered("its node is deleted as soon as it is created".into());
         Err(self.error(taking(claim), vanishes))
@@ -135,34 +121,47 @@ impl State {
 
     /// Whether a claim that does not wait might get the lock. A read costs the servers less than a node that is deleted at
     /// once.
-    async fn is_free(&self, connection: &Connection, claim: &Claim) -> Result<bool> {
-        let lock_node = self.lock_node_path(&claim.name);
-        let children = self.fresh_children(connection, &lock_node).await;
+    async fn is_free(&self, claim: &Claim) -> Result<bool> {
+        let children = async {
+            let managed = self.sessions.for_waiting(claim).await?;
+            let connection = managed.connection().await?;
+            let lock_node = self.lock_node_path(&claim.name);
+            self.fresh_children(&connection, &lock_node).await
+        };
+        let children = children.await;
         let children = children.map_err(|failure| self.error(taking(claim), failure))?;
         let queue = self.queue(&claim.name, children)?;
         Ok(queue.admits(claim.mode))
     }
 
-    async fn wait_or_leave(
+    async fn new_entry(&self, claim: &Claim) -> Result<Arc<Entry>, Failure> {
+        let managed = self.sessions.for_waiting(claim).await?;
+        let connection = managed.connection().await?;
+        Ok(self.add(claim, managed, Arc::clone(&connection.session)))
+    }
+
+    /// What a claim's position means to the core. `None` if the claim needs a new node. That gets an entry of its own: the reaper
+    /// may be about to delete the old node, and then removes its entry.
+    async fn standing(
         &self,
         entry: &Arc<Entry>,
         claim: &Claim,
-        place: Place,
-    ) -> Result<Standing> {
-        if claim.wait {
-            return Ok(Standing::Waiting(place));
-        }
-        let left = self.leave(entry).await;
+        position: Position,
+    ) -> Result<Option<Standing>> {
+        let standing = match position {
+            Position::Held(grant) => return Ok(Some(Standing::Held(grant))),
+            Position::Waiting(place) if claim.wait => return Ok(Some(Standing::Waiting(place))),
+            Position::Waiting(_) => Some(Standing::Busy),
+            // A node that this connection's server does not show may still exist.
+            Position::Gone => None,
+        };
+        let left = Box::pin(self.leave(entry)).await;
         left.map_err(|failure| self.error(taking(claim), failure))?;
-        Ok(Standing::Busy)
+        Ok(standing)
     }
 
     /// Creates a claim's node, and reads the queue unless the alone hint makes that unnecessary.
     async fn create_node(&self, entry: &Arc<Entry>, claim: &Claim) -> Result<Seen, Failure> {
-        // A node that this connection's server does not show may still exist.
-        if entry.known.lock().node.is_some() {
-            Box::pin(self.delete_node(entry)).await?;
-        }
         let managed = Arc::clone(&entry.known.lock().managed);
         let connection = managed.connection().await?;
         let count = match claim.mode {
@@ -172,11 +171,6 @@ impl State {
         {
             let mut known = entry.known.lock();
             known.session = Arc::clone(&connection.session);
-            known.node = None;
-            known.moved_from = None;
-            known.held = false;
-            known.ended = false;
-            known.asked = false;
             known.uncertain = true;
             known.count = count;
         }
@@ -335,9 +329,8 @@ impl State {
         if entry.known.lock().uncertain {
             self.settle(entry).await.map_err(failure)?;
         }
-        if entry.known.lock().ended {
+        if entry.known.lock().has_ended() {
             // An ended hold does not come back: a new grant needs a new node.
-            self.delete_node(entry).await.map_err(failure)?;
             return Ok(Position::Gone);
         }
         let (managed, session, node) = {
@@ -441,7 +434,9 @@ impl State {
         }
         let (counted_from, session) = granted;
         let lease = self.sessions.lease(claim, &session);
-        self.hold_until(entry, counted_from + (lease + claim.lock_delay), false);
+        if !self.hold_until(entry, counted_from + (lease + claim.lock_delay), false) {
+            return Ok(Position::Gone);
+        }
         self.watch_if_recorded(entry, claim, &connection);
         let count = entry.known.lock().count;
         Ok(Position::Held(Grant::new(

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fencelock_core::engine::Claim;
 use fencelock_core::support::Mutex;
-use fencelock_core::{BootInstant, ClaimId, LockName, Mode, Token};
+use fencelock_core::{BootInstant, ClaimId, Clock, LockName, Mode, Token};
 
 use crate::connection::{Connection, Session};
 use crate::lock_node::LockNode;
@@ -13,7 +13,7 @@ use crate::names;
 use crate::session::ManagedSession;
 use crate::stored::ClaimData;
 
-/// One claim, from before its node is created until after it is deleted.
+/// One node of a claim, from before it is created until after it is deleted. A claim that needs a new node gets a new entry.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) id: ClaimId,
@@ -116,6 +116,12 @@ impl Entry {
 }
 
 impl Known {
+    /// Whether the hold has ended, or will be ended by the reaper as soon as that runs.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.ended |= self.ends_at <= Clock::Boot.now();
+        self.ended
+    }
+
     /// Whether the claim held in exclusive mode after it had waited. Then others may wait behind it, and nobody is before it.
     pub(crate) fn tells_of_release(&self, id: ClaimId) -> bool {
         let node = self.node.as_ref().map_or("", |node| &node.name);

@@ -61,17 +61,18 @@ impl State {
             let Some(entry) = registry.entries.get(&id).map(Arc::clone) else {
                 continue;
             };
-            let ends_at = {
+            let (held, ends_at) = {
                 let mut known = entry.known.lock();
                 known.ended |= known.ends_at <= now;
-                known.ends_at
+                (known.held, known.ends_at)
             };
-            if ends_at > now {
+            if ends_at <= now {
+                expired.push(entry);
+            } else if held {
                 // It was renewed meanwhile.
                 registry.deadlines.push(Reverse((ends_at, id)));
-            } else {
-                expired.push(entry);
             }
+            // Else this deadline was that of an earlier node of a claim that waits again.
         }
         expired
     }

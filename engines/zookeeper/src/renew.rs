@@ -244,17 +244,16 @@ impl State {
     /// The result for a hold whose node was confirmed by a request sent at `sent`.
     fn kept(&self, hold: &Hold<'_>, sent: BootInstant) -> Renewal {
         let (entry, claim) = (&hold.entry, &hold.held.claim);
-        let (session, asked, ended) = {
+        let (session, asked) = {
             let known = entry.known.lock();
-            (Arc::clone(&known.session), known.asked, known.ended)
+            (Arc::clone(&known.session), known.asked)
         };
-        if ended {
+        let lease = self.sessions.lease(claim, &session);
+        let ends_at = sent + (lease + claim.lock_delay);
+        if !self.hold_until(entry, ends_at, hold.held.shorten) {
             // It ended while the request was in flight.
             return Renewal::Lost;
         }
-        let lease = self.sessions.lease(claim, &session);
-        let ends_at = sent + (lease + claim.lock_delay);
-        self.hold_until(entry, ends_at, hold.held.shorten);
         Renewal::kept(sent, lease, asked)
     }
 

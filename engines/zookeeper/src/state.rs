@@ -107,12 +107,14 @@ impl State {
         entry
     }
 
-    /// Removes the entry of a claim that has no node any more.
-    pub(crate) fn remove(&self, entry: &Entry) {
+    /// Removes the entry of a claim that has no node any more. A newer entry of the same claim stays.
+    pub(crate) fn remove(&self, entry: &Arc<Entry>) {
         let mut registry = self.registry.lock();
-        if registry.entries.remove(&entry.id).is_none() {
+        let present = registry.entries.get(&entry.id);
+        if !present.is_some_and(|present| Arc::ptr_eq(present, entry)) {
             return;
         }
+        registry.entries.remove(&entry.id);
         let idle = match registry.lock_nodes.get_mut(&entry.name) {
             Some(used) => {
                 used.uses -= 1;
@@ -136,10 +138,13 @@ impl State {
     }
 
     /// Notes that a claim holds, and when its node is deleted unless the hold is renewed: not earlier than before, unless it is
-    /// to `shorten`.
-    pub(crate) fn hold_until(&self, entry: &Entry, ends_at: BootInstant, shorten: bool) {
+    /// to `shorten`. `false` if the claim has ended already.
+    pub(crate) fn hold_until(&self, entry: &Entry, ends_at: BootInstant, shorten: bool) -> bool {
         let first = {
             let mut known = entry.known.lock();
+            if known.has_ended() {
+                return false;
+            }
             let first = !known.held;
             known.held = true;
             known.ends_at = match first || shorten {
@@ -159,6 +164,7 @@ impl State {
                 self.reap_due.notify_one();
             }
         }
+        true
     }
 
     pub(crate) fn lock_node_path(&self, name: &LockName) -> String {

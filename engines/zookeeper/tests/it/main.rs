@@ -7,6 +7,7 @@ mod ensemble;
 mod inspect;
 mod options;
 mod orphans;
+mod reap;
 mod restore;
 mod rollback_repair;
 mod sessions;
