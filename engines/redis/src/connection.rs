@@ -82,7 +82,8 @@ impl Connection {
     }
 
     pub(crate) async fn send(&self, command: &Cmd) -> Result<Value, RedisError> {
-        let answer = ask(&mut self.driver.clone(), command).await;
+        // Boxed: the futures of requests that go in batches contain this one, but never come here.
+        let answer = Box::pin(ask(&mut self.driver.clone(), command)).await;
         self.note(answer.as_ref().err());
         answer
     }
@@ -106,9 +107,8 @@ impl Connection {
     /// Sends several commands at once. The error of one command takes the place of its reply.
     pub(crate) async fn send_all(&self, commands: &Pipeline) -> Result<Vec<Value>, RedisError> {
         let mut driver = self.driver.clone();
-        let answers = driver
-            .send_packed_commands(commands, 0, commands.len())
-            .await;
+        // Boxed, as in `send`.
+        let answers = Box::pin(driver.send_packed_commands(commands, 0, commands.len())).await;
         self.note(answers.as_ref().err());
         answers
     }
@@ -127,8 +127,7 @@ impl Connection {
                 let mut command = redis::cmd("EVAL");
                 command.arg(&script.text);
                 args(&mut command);
-                // Boxed, so that the future of the common case stays small.
-                Box::pin(self.send(&command)).await
+                self.send(&command).await
             }
             answer => answer,
         }

@@ -93,7 +93,10 @@ async fn uncontended(
                 keys.push_lock_and_queue(command);
                 command.arg(&mark[..]);
             };
-            return servers.run(ACTION, keys, script, args).await.map(Some);
+            // Boxed, so that the future of batched releases stays small.
+            return Box::pin(servers.run(ACTION, keys, script, args))
+                .await
+                .map(Some);
         }
     };
     Ok(answer.map(|answer| (answer, node, connection)))
