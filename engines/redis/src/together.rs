@@ -310,8 +310,10 @@ async fn run(queue: Arc<Queue>, sending: Sending) {
         }
         if let Some(first) = answered.take() {
             answered = give_some(first, &mut under_way);
-            // Their callers run before the answers of the next batch are given.
-            tokio::task::yield_now().await;
+            if answered.is_some() {
+                // Their callers run before the answers of the next batch are given.
+                tokio::task::yield_now().await;
+            }
         }
     }
 }
