@@ -1,6 +1,7 @@
-//! The shell commands of docs/fencing.md, docs/composite.md and docs/configuration.md run, and all links of all pages
-//! lead somewhere.
+//! The shell commands of docs/fencing.md, docs/composite.md and docs/configuration.md run, the tables of options are
+//! complete, and all links of all pages lead somewhere.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -20,6 +21,56 @@ fn the_examples_of_the_page_on_sets_run() {
 #[test]
 fn the_examples_of_the_page_on_the_configuration_file_run() {
     run(include_str!("../../../docs/configuration.md"), 1);
+}
+
+/// The pages of stores, with a URL of each kind of store on them.
+const STORES: [(&str, &[&str]); 8] = [
+    ("sqlite", &["sqlite:"]),
+    (
+        "redis",
+        &["redis://h", "redis+sentinel://h/m", "redis+cluster://h"],
+    ),
+    ("redlock", &["redlock://h1,h2,h3"]),
+    ("mysql", &["mysql://u@h/db"]),
+    ("postgres", &["postgres://u@h/db"]),
+    ("etcd", &["etcd://h"]),
+    ("zookeeper", &["zookeeper://h"]),
+    ("http", &["fencelock+http://127.0.0.1"]),
+];
+
+#[test]
+fn the_pages_of_stores_have_a_table_of_all_options() {
+    let pages = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/stores");
+    let of_every_store = in_tables(&pages.join("README.md"), "| of every store");
+    for (page, urls) in STORES {
+        let mut taken: BTreeSet<String> = urls.iter().flat_map(|url| options_of(url)).collect();
+        taken.retain(|option| option == "prefix" || !of_every_store.contains(option));
+        let written = in_tables(&pages.join(page).with_extension("md"), "| option");
+        assert_eq!(written, taken, "{page}.md");
+    }
+}
+
+/// The options that a store takes, from its error for an unknown one.
+fn options_of(url: &str) -> Vec<String> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fencelock"));
+    let store = format!("{url}?no-such-option=1");
+    command.args(["show", "a", "--store", &store]);
+    let refused = command.stdin(Stdio::null()).output().unwrap();
+    let why = String::from_utf8(refused.stderr).unwrap();
+    let (_, options) = why.trim_end().split_once("it takes ").expect(&why);
+    options.split(", ").map(str::to_owned).collect()
+}
+
+/// The code words in the first column of the tables that begin with this text.
+fn in_tables(page: &Path, begin: &str) -> BTreeSet<String> {
+    let text = fs::read_to_string(page).unwrap();
+    let tables = text.split("\n\n").filter(|table| table.starts_with(begin));
+    let rows = tables.flat_map(|table| table.lines().skip(2));
+    let first = rows.map(|row| row.split('|').nth(1).unwrap());
+    first
+        .flat_map(|cell| cell.split('`').skip(1).step_by(2))
+        .map(str::to_owned)
+        .collect()
 }
 
 fn run(page: &str, count: usize) {
