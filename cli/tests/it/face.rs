@@ -1,4 +1,4 @@
-//! What users see of the libraries. Types may grow, and an example calls every function for users.
+//! What users see of the libraries. Types may grow, and an example shows every type and calls every function for users.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -74,7 +74,7 @@ fn public_types_may_grow() {
 }
 
 #[test]
-fn an_example_calls_what_users_call() {
+fn an_example_shows_what_users_see() {
     let files = files();
     let mut examples = String::new();
     for (_, lines) in &files {
@@ -88,19 +88,25 @@ fn an_example_calls_what_users_call() {
         }
     }
     let mut missing = Vec::new();
-    let mut functions = 0;
+    let (mut functions, mut types) = (0, 0);
     for (path, lines) in files.iter().filter(|(path, _)| is_for_users(path)) {
-        for line in lines {
-            let Some(name) = public_function(line) else {
+        for (at, line) in lines.iter().enumerate() {
+            let (name, is_shown) = if let Some(name) = public_function(line) {
+                functions += 1;
+                (name, calls(&examples, name))
+            } else if let Some(name) = public_type(line) {
+                types += 1;
+                (name, has_example(&lines[..at]) || examples.contains(name))
+            } else {
                 continue;
             };
-            functions += 1;
-            if !calls(&examples, name) {
+            if !is_shown {
                 missing.push(format!("{}: {name}", path.display()));
             }
         }
     }
     assert!(functions > 250, "only {functions} functions were found");
+    assert!(types > 70, "only {types} types were found");
     assert!(missing.is_empty(), "in no example: {missing:#?}");
 }
 
@@ -135,6 +141,19 @@ fn public_function(line: &str) -> Option<&str> {
         .trim_start_matches("const ")
         .trim_start_matches("async ");
     line.strip_prefix("fn ")?.split(['(', '<']).next()
+}
+
+fn public_type(line: &str) -> Option<&str> {
+    let kinds = ["pub struct ", "pub enum ", "pub trait "];
+    let line = kinds.iter().find_map(|kind| line.strip_prefix(kind))?;
+    line.split(['<', '(', ';', ':', ' ']).next()
+}
+
+/// Whether the documentation at the end of these lines has an example.
+fn has_example(above: &[String]) -> bool {
+    let above = above.iter().rev();
+    let mut above = above.take_while(|line| line.starts_with("#[") || line.starts_with("//"));
+    above.any(|line| line.starts_with("/// ```"))
 }
 
 /// The code in the documentation of a file.

@@ -37,6 +37,18 @@ pub struct Election {
 
 /// A request to lead, made by [`Election::campaign`]. Await it.
 ///
+/// ```
+/// # use fencelock_core::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<()> {
+/// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+/// let campaign = client.election("scheduler").campaign("10.0.0.7:80");
+/// let leadership = campaign.await?;
+/// leadership.resign().await?;
+/// # Ok(())
+/// # }
+/// ```
+///
 /// # Cancel safety
 /// That of [`Acquire`].
 #[derive(Clone, Debug)]
@@ -91,6 +103,20 @@ pub struct Leader {
 }
 
 /// One leader after the other, made by [`Election::observe`].
+///
+/// ```
+/// # use fencelock_core::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<()> {
+/// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+/// # let leadership = client.election("scheduler").campaign("10.0.0.7:80").await?;
+/// let mut leaders = client.election("scheduler").observe();
+/// if let Some(leader) = leaders.next().await? {
+///     println!("{} leads now", leader.value);
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Leaders {
     election: Election,

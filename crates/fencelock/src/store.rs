@@ -11,6 +11,11 @@ use crate::to_open::ToOpen;
 
 /// A store to be opened, as [`connect`](crate::connect()) takes it: the text of a URL, a [`StoreUrl`], the `Options` of one
 /// kind of store, such as `redis::Options`, or `@` and the name that a store has in the configuration file. `Debug` shows no password.
+///
+/// ```
+/// let store = fencelock::Store::from("redis://ann:secret@cache:6379");
+/// assert!(!format!("{store:?}").contains("secret"));
+/// ```
 pub struct Store(pub(crate) Result<Box<dyn StoreOptions>>);
 
 impl fmt::Debug for Store {

@@ -41,6 +41,20 @@ struct Script {
 }
 
 /// Chooses the fault of each call of a [`Fault`]. Cheap to clone.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use fencelock_core::*;
+/// # use fencelock_core::layers::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<()> {
+/// let (engine, faults) = Fault::new(Arc::new(Memory::new()));
+/// let client = Client::new(Arc::new(engine))?;
+/// faults.next([Trouble::LoseRequest]);
+/// assert!(client.try_lock("report").await.unwrap_err().is_away());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct FaultHandle {
     script: Arc<Mutex<Script>>,

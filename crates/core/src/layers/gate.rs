@@ -56,7 +56,15 @@ struct Open {
     probing: bool,
 }
 
-/// A store to which no requests are sent now.
+/// A store to which no requests are sent now. [`Breaker::away`](super::Breaker::away) returns it.
+///
+/// ```
+/// # use fencelock_core::layers::Breaker;
+/// fn banner(breaker: &Breaker) -> Option<String> {
+///     let away = breaker.away()?;
+///     Some(format!("no answer for {:?}, asked again in {:?}", away.silent, away.again))
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Away {

@@ -13,7 +13,15 @@ use crate::engine::{
 };
 use crate::types::{LockName, Result, Token};
 
-/// How often each call was made.
+/// How often each call was made, since a [`Meter`] was made.
+///
+/// ```
+/// # use fencelock_core::layers::{Counts, Meter};
+/// fn requests_for_locks(meter: &Meter) -> u64 {
+///     let counts: Counts = meter.counts();
+///     counts.placed + counts.waited
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counts {
