@@ -6,7 +6,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use fencelock_core::engine::{
     Claim, EventStream, Grant, HeldClaim, Leave, Place, Record, RecordChange, Renewal, Standing,
-    Withdrawn,
+    StoreListener, Withdrawn,
 };
 use fencelock_core::support::Mutex;
 use fencelock_core::{ClaimId, Clock, Engine, Error, Inspect, LockName, Promises, Result};
@@ -181,6 +181,14 @@ impl Engine for Routed {
 
     fn lane(&self, name: &LockName) -> u32 {
         u32::try_from(self.place_of(name)).unwrap_or(0)
+    }
+
+    fn store_of(&self, name: &LockName) -> String {
+        self.shard_of(name).to_owned()
+    }
+
+    fn listen_to_stores(&self, listener: StoreListener) {
+        self.common.listen(listener);
     }
 
     fn events(&self) -> Result<EventStream> {

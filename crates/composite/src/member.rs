@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
+use fencelock_core::engine::{StoreChange, StoreListener};
 use fencelock_core::layers::Breaker;
 use fencelock_core::{BootInstant, Clock, Engine, Error, Result};
 use futures_util::future::join_all;
@@ -36,6 +37,22 @@ pub(crate) struct Common {
     pub(crate) joining: Joining,
     /// Whether each store has a breaker.
     pub(crate) breaker: bool,
+    /// Gets what changes at the stores.
+    pub(crate) listener: OnceLock<StoreListener>,
+}
+
+impl Common {
+    /// Reports a change of this store, or of the set itself.
+    pub(crate) fn tell(&self, store: &str, change: StoreChange) {
+        if let Some(listener) = self.listener.get() {
+            listener.tell(store, change);
+        }
+    }
+
+    pub(crate) fn listen(&self, listener: StoreListener) {
+        // The first one stays.
+        let _ = self.listener.set(listener);
+    }
 }
 
 #[derive(Debug)]
@@ -122,10 +139,15 @@ impl Member {
             let _ = engine.close().await;
             return Err(error);
         }
-        Ok(match self.common.breaker {
+        let engine: Arc<dyn Engine> = match self.common.breaker {
             true => Arc::new(Breaker::new(engine)),
             false => engine,
-        })
+        };
+        let (common, id) = (Arc::clone(&self.common), self.id.clone());
+        engine.listen_to_stores(StoreListener::new(move |_, change| {
+            common.tell(&id, change)
+        }));
+        Ok(engine)
     }
 
     /// Refuses a store that is not this shard.

@@ -182,6 +182,7 @@ impl Migrate {
             promised: OnceLock::new(),
             joining,
             breaker: self.breaker,
+            listener: OnceLock::new(),
         });
         let member = |shard: Shard| Member::new(shard.id, shard.store, Arc::clone(&common));
         let members = self.stores.into_iter().map(member);

@@ -106,6 +106,7 @@ impl Shards {
             promised: OnceLock::new(),
             joining,
             breaker: self.breaker,
+            listener: OnceLock::new(),
         });
         let mut shards = self.shards;
         shards.sort_by(|one, other| one.id.cmp(&other.id));

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use tokio::runtime::Handle;
 
 use crate::acquire::Acquire;
-use crate::engine::{Engine, Evict, Finding, LeaseKind, LockView, Promises, Purpose};
+use crate::engine::{
+    Engine, Evict, Finding, LeaseKind, LockView, Promises, Purpose, StoreListener,
+};
 use crate::guard::Held;
 use crate::runtime::background::Background;
 use crate::runtime::observer::{NameClass, Observed, Observer};
@@ -215,6 +217,14 @@ impl ClientBuilder {
             tracing::warn!(store, what = %limit.what, change = %limit.change, "not fit for correctness");
         }
         let state = &client.state;
+        let observing = Arc::downgrade(state);
+        state
+            .engine
+            .listen_to_stores(StoreListener::new(move |store, change| {
+                if let Some(state) = observing.upgrade() {
+                    state.observed.store_changed(store, change);
+                }
+            }));
         background.run_with_client(renewer::run(Arc::downgrade(state), state.clock));
         background.run_with_client(renewer::listen(Arc::downgrade(state), events));
         Ok(client)
@@ -384,6 +394,25 @@ impl Client {
     /// ```
     pub fn join(&self, text: &str) -> Result<Owner> {
         Owner::within(text, self.state.ids.next())
+    }
+
+    /// The store on which a lock lies, as a label for metrics: in a set of stores the id of the shard, otherwise the kind of
+    /// store. While a set moves, it is the store that counts, as far as this process knows.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a bad name.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// assert_eq!(client.store_of("report")?, "memory");
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn store_of(&self, name: &str) -> Result<String> {
+        Ok(self.state.engine.store_of(&LockName::new(name)?))
     }
 
     /// The lock as it is now.

@@ -29,7 +29,7 @@ pub use client::{Client, ClientBuilder, DEFAULT_BATCH};
 pub use election::{Campaign, Election, Leader, Leaders, Leadership};
 pub use engine::{
     Durability, Engine, Evict, Finding, Floor, HolderView, Inspect, LeaseKind, LockView, Order,
-    Promises, Purpose, StoreUrl, UrlHost, WaiterView, Wake,
+    Promises, Purpose, StoreChange, StoreUrl, UrlHost, WaiterView, Wake,
 };
 pub use guard::{Guard, Held};
 pub use health::Heartbeat;

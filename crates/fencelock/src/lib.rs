@@ -110,8 +110,8 @@ pub use fencelock_core::{
     DEFAULT_BATCH, DEFAULT_TTL, Durability, Election, Error, Evict, Finding, Floor, Guard, Guards,
     Heartbeat, Held, HolderView, Leader, Leaders, Leadership, LeaseKind, Lock, LockName, LockView,
     LossReason, MAX_NAME_BYTES, Memory, Mode, Observer, Order, Owner, Promises, Purpose, Release,
-    Result, Semaphore, Sequencer, StoreUrl, Token, WaiterView, Wake, engine, in_words, layers,
-    parse_duration, support,
+    Result, Semaphore, Sequencer, StoreChange, StoreUrl, Token, WaiterView, Wake, engine, in_words,
+    layers, parse_duration, support,
 };
 #[cfg(feature = "etcd")]
 #[doc(inline)]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use fencelock_core::engine::{
     Claim, EventStream, Grant, HeldClaim, Leave, Place, Record, RecordChange, Renewal, Standing,
-    Withdrawn,
+    StoreListener, Withdrawn,
 };
 use fencelock_core::support::Mutex;
 use fencelock_core::{Engine, Error, Inspect, LockName, Promises, Result};
@@ -140,6 +140,18 @@ impl Engine for Moving {
                 .fold(0, |lane, store| lane * (count + 1) + store + 1)
         });
         u32::try_from(lane).unwrap_or(0)
+    }
+
+    /// The store that counts for the name, as far as this process knows.
+    fn store_of(&self, name: &LockName) -> String {
+        match self.state.knowledge.now() {
+            Some(now) => now.known.counts(name).to_owned(),
+            None => self.promises.engine.to_owned(),
+        }
+    }
+
+    fn listen_to_stores(&self, listener: StoreListener) {
+        self.state.common.listen(listener);
     }
 
     fn events(&self) -> Result<EventStream> {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use fencelock_core::engine::{Claim, Event};
+use fencelock_core::engine::{Claim, Event, StoreChange};
 use fencelock_core::support::Mutex;
 use fencelock_core::{BootInstant, ClaimId, Clock, Error, LockName, Result};
 use futures_util::future::join_all;
@@ -15,6 +15,7 @@ use crate::member::{Common, Member};
 use crate::moving::entry::Entry;
 use crate::moving::knowledge::{Knowledge, Now, place_of};
 use crate::opened_events::Filter;
+use crate::phase::Phase;
 
 /// The longest pause after a read of the record that failed.
 const AFTER_ERROR: Duration = Duration::from_secs(1);
@@ -31,6 +32,8 @@ pub(crate) struct State {
     /// By member: a lock, so that only one read runs at a time.
     reading: Vec<AsyncMutex<()>>,
     entries: Mutex<HashMap<ClaimId, Arc<Entry>>>,
+    /// The phase that the listener knows. Locked while it is told, so that the last word is true.
+    told: Mutex<Option<Phase>>,
     closed: watch::Sender<bool>,
 }
 
@@ -44,6 +47,7 @@ impl State {
             knowledge: Knowledge::new(count),
             reading: (0..count).map(|_| AsyncMutex::default()).collect(),
             entries: Mutex::default(),
+            told: Mutex::default(),
             closed: watch::Sender::new(false),
         });
         let known = Arc::downgrade(&state);
@@ -109,6 +113,19 @@ impl State {
         Err(Error::unavailable(self, "reading the record", why))
     }
 
+    /// Tells the listener if this process has learned of another phase.
+    fn tell_phase(&self) {
+        let mut told = self.told.lock();
+        let phase = self.knowledge.now().map(|now| now.known.phase);
+        let before = std::mem::replace(&mut *told, phase);
+        if let (Some(before), Some(phase)) = (before, phase)
+            && before != phase
+        {
+            let change = StoreChange::Phase(phase.as_str());
+            self.common.tell(&self.to_string(), change);
+        }
+    }
+
     async fn read_all(
         &self,
         stores: impl Iterator<Item = usize>,
@@ -157,6 +174,7 @@ impl State {
             false => Some(member.read(&record.text)?),
         };
         self.knowledge.note(store, asked, stored.as_ref());
+        self.tell_phase();
         Ok(())
     }
 

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod away;
+mod changes;
 mod dissolve;
 mod given_back;
 mod growing;

@@ -11,6 +11,7 @@ mod promises;
 mod record;
 mod redact;
 mod setters;
+mod store_change;
 mod store_url;
 mod tls_files;
 mod view;
@@ -29,6 +30,7 @@ pub use events::{EventSender, EventSource, EventStream};
 pub use host::{Address, UrlHost, host_and_port};
 pub use promises::{Durability, Finding, Floor, LeaseKind, Order, Promises, Purpose, Wake};
 pub use record::{MAX_RECORD_BYTES, Record, RecordChange};
+pub use store_change::{StoreChange, StoreListener};
 pub use store_url::StoreUrl;
 pub use tls_files::{TlsFiles, TlsTexts};
 pub use view::{Cursor, Evict, HolderView, LockView, Page, WaiterView};
@@ -134,6 +136,17 @@ pub trait Engine: Debug + Display + Send + Sync + 'static {
     fn lane(&self, name: &LockName) -> u32 {
         let _ = name;
         0
+    }
+
+    /// The store on which a name lies, as a label with few values: the id of the shard in a set, otherwise the kind of store.
+    fn store_of(&self, name: &LockName) -> String {
+        let _ = name;
+        self.promises().engine.to_owned()
+    }
+
+    /// Reports to this listener what changes at the stores from now on. It is called once at most.
+    fn listen_to_stores(&self, listener: StoreListener) {
+        let _ = listener;
     }
 
     /// Makes the change, if there is one, and returns the store's record. The change takes effect only if the version is still

@@ -9,7 +9,7 @@ use super::gate::{Away, Call, Gate, Outcome};
 use super::layer::Layer;
 use crate::engine::{
     Claim, Cursor, Engine, Evict, Finding, Grant, HeldClaim, HolderView, Leave, LockView, Page,
-    Place, Purpose, Record, RecordChange, Renewal, Standing, Withdrawn,
+    Place, Purpose, Record, RecordChange, Renewal, Standing, StoreListener, Withdrawn,
 };
 use crate::types::{ClaimId, Error, LockName, Result, Token, in_words};
 
@@ -52,7 +52,7 @@ pub struct Breaker {
 impl Breaker {
     /// Puts a breaker around an engine.
     pub fn new(engine: Arc<dyn Engine>) -> Self {
-        let gate = Arc::new(Gate::new(engine.clock()));
+        let gate = Arc::new(Gate::new(engine.clock(), engine.promises().engine));
         Self { engine, gate }
     }
 
@@ -91,6 +91,11 @@ fn outcome<T>(result: &Result<T>) -> Outcome {
 impl Layer for Breaker {
     fn below(&self) -> &dyn Engine {
         &*self.engine
+    }
+
+    fn listen_to_stores(&self, listener: StoreListener) {
+        self.gate.listen(listener.clone());
+        self.engine.listen_to_stores(listener);
     }
 
     fn forget(&self, claim: &ClaimId) {

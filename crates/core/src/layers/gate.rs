@@ -2,8 +2,10 @@
 
 use std::collections::HashSet;
 use std::fmt;
+use std::sync::OnceLock;
 use std::time::Duration;
 
+use crate::engine::{StoreChange, StoreListener};
 use crate::support::Mutex;
 use crate::types::{BootInstant, ClaimId, Clock, Error, in_words};
 
@@ -26,7 +28,12 @@ const CALLS_A_RETRY: u32 = 10;
 #[derive(Debug)]
 pub(crate) struct Gate {
     clock: Clock,
+    /// The label of the store.
+    store: &'static str,
     state: Mutex<State>,
+    listener: OnceLock<StoreListener>,
+    /// Whether the store is away, as the listener was told last. Locked while it is told, so that the last word is true.
+    told_away: Mutex<bool>,
 }
 
 #[derive(Debug, Default)]
@@ -117,9 +124,36 @@ pub(crate) enum Outcome {
 }
 
 impl Gate {
-    pub(crate) fn new(clock: Clock) -> Self {
-        let state = Mutex::default();
-        Self { clock, state }
+    pub(crate) fn new(clock: Clock, store: &'static str) -> Self {
+        Self {
+            clock,
+            store,
+            state: Mutex::default(),
+            listener: OnceLock::new(),
+            told_away: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn listen(&self, listener: StoreListener) {
+        // The first one stays.
+        let _ = self.listener.set(listener);
+    }
+
+    /// Tells the listener if the store is away or back.
+    fn tell(&self) {
+        let Some(listener) = self.listener.get() else {
+            return;
+        };
+        let mut told_away = self.told_away.lock();
+        let is_away = self.state.lock().open.is_some();
+        if *told_away != is_away {
+            *told_away = is_away;
+            let change = match is_away {
+                true => StoreChange::Away,
+                false => StoreChange::Back,
+            };
+            listener.tell(self.store, change);
+        }
     }
 
     /// How long the store has been away; `None` while requests go through.
@@ -139,6 +173,9 @@ impl Gate {
                 .is_some_and(|since| now.since(since) >= SILENCE)
         {
             state.trip(now);
+            drop(state);
+            self.tell();
+            state = self.state.lock();
         }
         let retry = state.failed.contains(claim);
         let probe = match &mut state.open {
@@ -182,10 +219,16 @@ impl Gate {
     pub(crate) fn note(&self, outcome: Outcome) {
         let now = self.clock.now();
         let mut state = self.state.lock();
+        let was_open = state.open.is_some();
         match outcome {
             Outcome::Answered => state.answered(now),
             Outcome::NoAnswer => state.failed_at(now),
             Outcome::Dropped => {}
+        }
+        let changed = was_open != state.open.is_some();
+        drop(state);
+        if changed {
+            self.tell();
         }
     }
 
@@ -283,6 +326,7 @@ impl Drop for Call<'_> {
     fn drop(&mut self) {
         let now = self.gate.clock.now();
         let mut state = self.gate.state.lock();
+        let was_open = state.open.is_some();
         state.in_flight = state.in_flight.saturating_sub(1);
         match self.outcome {
             Outcome::Answered => {
@@ -309,6 +353,11 @@ impl Drop for Call<'_> {
                 open.pause = (open.pause * 2).min(PAUSES.1);
             }
             open.next = now + drawn(open.pause);
+        }
+        let changed = was_open != state.open.is_some();
+        drop(state);
+        if changed {
+            self.gate.tell();
         }
     }
 }

@@ -8,7 +8,8 @@ use async_trait::async_trait;
 
 use crate::engine::{
     Claim, Cursor, Engine, EventStream, Evict, Finding, Grant, HeldClaim, HolderView, Inspect,
-    Leave, LockView, Page, Place, Promises, Record, RecordChange, Renewal, Standing, Withdrawn,
+    Leave, LockView, Page, Place, Promises, Record, RecordChange, Renewal, Standing, StoreListener,
+    Withdrawn,
 };
 use crate::types::{ClaimId, Clock, LockName, Result, Token};
 
@@ -74,6 +75,16 @@ pub trait Layer: Debug + Display + Send + Sync + 'static {
     /// See [`Engine::lane`].
     fn lane(&self, name: &LockName) -> u32 {
         self.below().lane(name)
+    }
+
+    /// See [`Engine::store_of`].
+    fn store_of(&self, name: &LockName) -> String {
+        self.below().store_of(name)
+    }
+
+    /// See [`Engine::listen_to_stores`].
+    fn listen_to_stores(&self, listener: StoreListener) {
+        self.below().listen_to_stores(listener);
     }
 
     /// See [`Engine::events`].
@@ -171,6 +182,14 @@ impl<L: Layer> Engine for L {
 
     fn lane(&self, name: &LockName) -> u32 {
         Layer::lane(self, name)
+    }
+
+    fn store_of(&self, name: &LockName) -> String {
+        Layer::store_of(self, name)
+    }
+
+    fn listen_to_stores(&self, listener: StoreListener) {
+        Layer::listen_to_stores(self, listener);
     }
 
     fn events(&self) -> Result<EventStream> {

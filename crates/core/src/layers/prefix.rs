@@ -86,6 +86,11 @@ impl Layer for Prefix {
         self.outer(name).map_or(0, |name| self.engine.lane(&name))
     }
 
+    fn store_of(&self, name: &LockName) -> String {
+        let outer = self.outer(name);
+        self.engine.store_of(outer.as_ref().unwrap_or(name))
+    }
+
     /// The record of the scope with this prefix.
     async fn record(&self, scope: &str, change: Option<&RecordChange>) -> Result<Record> {
         let scope = format!("{}{scope}", self.prefix);

@@ -13,6 +13,7 @@ use metrics::{
     with_recorder,
 };
 
+use crate::engine::StoreChange;
 use crate::types::{LossReason, Mode};
 
 static METADATA: Metadata<'static> = Metadata::new("fencelock", Level::INFO, Some(module_path!()));
@@ -24,6 +25,7 @@ const GRANTS: &str = "fencelock_grants_total";
 const FAILURES: &str = "fencelock_failures_total";
 const LOSSES: &str = "fencelock_losses_total";
 const RENEWALS: &str = "fencelock_renewals_total";
+const AWAY: &str = "fencelock_store_away";
 
 fn describe() {
     let seconds = Unit::Seconds;
@@ -46,6 +48,11 @@ fn describe() {
         Unit::Count,
         "Renewals of single holds, by outcome"
     );
+    describe_gauge!(
+        AWAY,
+        Unit::Count,
+        "1 while requests for locks on this store fail at once, since it does not answer"
+    );
 }
 
 /// The series of one client.
@@ -65,6 +72,20 @@ impl Metrics {
                 .map(|mode| Series::new(engine, mode, None)),
             by_class: RwLock::default(),
         }
+    }
+
+    pub(crate) fn store_changed(&self, store: &str, change: StoreChange) {
+        let away = match change {
+            StoreChange::Away => 1.0,
+            StoreChange::Back => 0.0,
+            StoreChange::Phase(_) => return,
+        };
+        let labels = vec![
+            Label::from_static_parts("engine", self.engine),
+            Label::new("store", store.to_owned()),
+        ];
+        let key = Key::from_parts(AWAY, labels);
+        with_recorder(|recorder| recorder.register_gauge(&key, &METADATA).set(away));
     }
 
     /// The series of a mode and a name class.

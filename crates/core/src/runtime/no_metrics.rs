@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
+use crate::engine::StoreChange;
 use crate::types::{LossReason, Mode};
 
 #[derive(Debug)]
@@ -12,6 +13,8 @@ impl Metrics {
     pub(crate) fn new(_: &'static str) -> Self {
         Self
     }
+
+    pub(crate) fn store_changed(&self, _: &str, _: StoreChange) {}
 
     pub(crate) fn series(&self, _: Mode, _: Option<Cow<'static, str>>) -> Series {
         Series::default()

@@ -14,6 +14,7 @@ use tracing::field::Empty;
 use tracing::{Span, debug_span};
 
 use super::metrics::{Metrics, Series};
+use crate::engine::StoreChange;
 use crate::types::{LockName, LossReason, Mode, Token};
 
 /// The target of all spans, so that a filter can select them without the events, which contain lock names.
@@ -66,6 +67,29 @@ pub trait Observer: Debug + Send + Sync + 'static {
     /// A batch of renewals was answered.
     fn renewed(&self, kept: usize, lost: usize, unknown: usize) {
         let _ = (kept, lost, unknown);
+    }
+
+    /// A store is away or back, or the move of a set has reached another phase. `store` is the label of
+    /// [`Client::store_of`](crate::Client::store_of), or names the set.
+    ///
+    /// ```
+    /// use fencelock_core::{Observer, StoreChange};
+    ///
+    /// #[derive(Debug)]
+    /// struct Pager;
+    ///
+    /// impl Observer for Pager {
+    ///     fn store_changed(&self, store: &str, change: StoreChange) {
+    ///         match change {
+    ///             StoreChange::Away => eprintln!("{store} does not answer"),
+    ///             StoreChange::Back => eprintln!("{store} answers again"),
+    ///             _ => {}
+    ///         }
+    ///     }
+    /// }
+    /// ```
+    fn store_changed(&self, store: &str, change: StoreChange) {
+        let _ = (store, change);
     }
 }
 
@@ -125,6 +149,11 @@ impl Observed {
         if catch_unwind(AssertUnwindSafe(|| tell(&**observer))).is_err() {
             tracing::error!("an observer panicked");
         }
+    }
+
+    pub(crate) fn store_changed(&self, store: &str, change: StoreChange) {
+        self.metrics.store_changed(store, change);
+        self.tell(|observer| observer.store_changed(store, change));
     }
 
     /// The class of a name, if the program has classes. A panic counts as no class.

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use fencelock_core::engine::{Claim, Cursor, HeldClaim, Leave, Renewal, Standing};
 use fencelock_core::layers::{Breaker, Fault, FaultHandle, Trouble};
-use fencelock_core::{ClaimIds, Client, Engine, Error, LockName, Memory};
+use fencelock_core::{ClaimIds, Client, Engine, Error, LockName, Memory, Observer, StoreChange};
 use tokio::time::{Duration, Instant as Time};
 
 use crate::{World, ms, settle};
@@ -366,4 +366,35 @@ async fn a_caller_gets_the_error_at_once() {
     println!("an open breaker: try_lock fails after {median:?} (median), {p99:?} (99 %)");
     // A timeout would take seconds.
     assert!(median < ms(10), "{median:?}");
+}
+
+#[derive(Debug, Default)]
+struct Changes(Mutex<Vec<(String, StoreChange)>>);
+
+impl Observer for Changes {
+    fn store_changed(&self, store: &str, change: StoreChange) {
+        let change = (store.to_owned(), change);
+        self.0.lock().unwrap().push(change);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_observer_learns_once_that_the_store_is_away_and_back() {
+    let setup = Setup::new(&World::new());
+    let changes = Arc::<Changes>::default();
+    let client = Client::builder(setup.breaker.clone()).observer(changes.clone());
+    let client = client.build().unwrap();
+    setup.trip().await;
+    for _ in 0..10 {
+        client.try_lock("x").await.unwrap_err();
+    }
+    let memory = |change| ("memory".to_owned(), change);
+    let away = [memory(StoreChange::Away)];
+    assert_eq!(*changes.0.lock().unwrap(), away);
+    setup.go(false);
+    while client.try_lock("x").await.is_err() {
+        tokio::time::advance(ms(100)).await;
+    }
+    let both = [memory(StoreChange::Away), memory(StoreChange::Back)];
+    assert_eq!(*changes.0.lock().unwrap(), both);
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
-use fencelock_core::layers::Trouble;
+use fencelock_core::layers::{Breaker, Fault, Trouble};
 use fencelock_core::{Client, Evict, Memory};
 use metrics::{
     Counter, CounterFn, Gauge, GaugeFn, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder,
@@ -50,7 +50,10 @@ impl GaugeFn for Series {
         self.add(-by);
     }
 
-    fn set(&self, _: f64) {}
+    fn set(&self, to: f64) {
+        let mut values = self.0.values.lock().unwrap();
+        values.insert(self.1.clone(), vec![to]);
+    }
 }
 
 impl HistogramFn for Series {
@@ -176,6 +179,23 @@ async fn failures_by_reason() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_store_that_is_away() {
+    let reports = Reports::default();
+    let _installed = set_default_local_recorder(&reports);
+    let (fault, faults) = Fault::new(Arc::new(Memory::new()));
+    let client = Client::new(Arc::new(Breaker::new(Arc::new(fault)))).unwrap();
+    let away = || reports.get("fencelock_store_away{engine=memory,store=memory}");
+    for (trouble, expected) in [(Trouble::LoseRequest, 1.0), (Trouble::None, 0.0)] {
+        faults.by_chance(move |_| trouble);
+        for _ in 0..10 {
+            drop(client.try_lock("a").await);
+            sleep(ms(500)).await;
+        }
+        assert_eq!(away(), expected);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn losses_renewals_and_a_downgrade() {
     let reports = Reports::default();
     let _installed = set_default_local_recorder(&reports);
@@ -289,11 +309,15 @@ async fn classes_are_labels_and_names_are_not() {
 async fn every_metric_is_described_and_documented() {
     let reports = Reports::default();
     let _installed = set_default_local_recorder(&reports);
-    let (client, faults) = World::new().faulty();
+    let (fault, faults) = Fault::new(Arc::new(Memory::new()));
+    let client = Client::new(Arc::new(Breaker::new(Arc::new(fault)))).unwrap();
     let guard = client.lock("a").ttl(ms(3000)).await.unwrap();
     assert!(client.try_lock("a").await.is_err());
     faults.by_chance(|_| Trouble::LoseRequest);
     guard.lost().await;
+    for _ in 0..5 {
+        client.try_lock("a").await.unwrap_err();
+    }
     let described = reports.described.lock().unwrap();
     let names: BTreeSet<_> = described.keys().cloned().collect();
     assert_eq!(reports.names(), names);
