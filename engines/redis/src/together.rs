@@ -310,10 +310,8 @@ async fn run(queue: Arc<Queue>, sending: Sending) {
         }
         if let Some(first) = answered.take() {
             answered = give_some(first, &mut under_way);
-            if answered.is_some() {
-                // Their callers run before the answers of the next batch are given.
-                tokio::task::yield_now().await;
-            }
+            // Their callers run before the answers of the next batch are given.
+            tokio::task::yield_now().await;
         }
     }
 }
