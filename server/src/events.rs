@@ -291,6 +291,16 @@ impl Events {
         })
     }
 
+    /// Forgets a hold that a renewal found lost. `false` if it was not known to hold, or holds by a later token: then the renewal
+    /// was late.
+    pub(crate) fn lost(&self, id: ClaimId, token: Token) -> bool {
+        let mut holds = self.holds.lock();
+        match holds.by_id.get(&id) {
+            Some(hold) if hold.token <= token => holds.by_id.remove(&id).is_some(),
+            _ => false,
+        }
+    }
+
     /// Listens to the changes of one lock. The lock is watched once, however many listen.
     pub(crate) fn of_lock(self: &Arc<Self>, name: &LockName, seen: Option<Token>) -> Receiver {
         let mut watched = self.watched.lock();

@@ -55,7 +55,7 @@ pub(crate) async fn renew(
         } => {
             replica.hear(&Ok(()));
             let Some(told) = told(&replica, &held, counted_from + lease, received) else {
-                end(&replica, id);
+                end(&replica, id, token);
                 return Err(lost(&name, id, token));
             };
             kept(&replica, id, &name, token, counted_from + lease);
@@ -100,7 +100,7 @@ async fn not_held(replica: &Replica, held: &HeldClaim) -> Refusal {
         );
         return Refusal::invalid(detail).name(&claim.name);
     }
-    end(replica, claim.id);
+    end(replica, claim.id, *token);
     lost(&claim.name, claim.id, *token)
 }
 
@@ -118,9 +118,9 @@ fn kept(replica: &Replica, id: ClaimId, name: &LockName, token: Token, until: Bo
 }
 
 /// Notes that a claim does not hold any more.
-fn end(replica: &Replica, id: ClaimId) {
+fn end(replica: &Replica, id: ClaimId, token: Token) {
     replica.metrics.renewed("lost");
-    if replica.events.ended(id).is_some() {
+    if replica.events.lost(id, token) {
         replica.metrics.lost("renewal");
     }
     if let Some(bound) = &replica.bound {
@@ -383,7 +383,7 @@ fn answer(
         }) => {
             let until = counted_from + lease;
             let Some(told) = told(replica, held, until, received) else {
-                end(replica, claim);
+                end(replica, claim, held.token);
                 return RenewedOne::Lost { claim };
             };
             kept(replica, claim, &held.claim.name, held.token, until);
@@ -406,7 +406,7 @@ fn answer(
             RenewedOne::Lost { claim }
         }
         Ok(_) | Err(NotHere::Ended) => {
-            end(replica, claim);
+            end(replica, claim, held.token);
             RenewedOne::Lost { claim }
         }
     }

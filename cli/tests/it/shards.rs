@@ -27,6 +27,12 @@ fn a_set_is_made_and_used() {
     let early = fixture.run(&["run", "x", "--", "echo", "ran"]);
     refused(&early, "`fencelock shards init`");
     assert_eq!(fixture.run(&["shards", "init"]).code, 0);
+    let bad_name = "shards:?set=a%20b&a=memory:&b=memory:";
+    for command in [&["shards", "init"][..], &["ls"]] {
+        let bad = fixture.run(&[command, &["--store", bad_name]].concat());
+        assert_eq!(bad.code, 78, "{bad:?}");
+        assert!(bad.err.contains("name of a set \"a b\""), "{bad:?}");
+    }
     let names: Vec<_> = (0..12).map(|number| format!("job/{number}")).collect();
     let mut holders: Vec<_> = names
         .iter()

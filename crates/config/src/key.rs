@@ -55,8 +55,16 @@ impl Kind {
         }
     }
 
-    /// The keys that it has, for a person.
-    pub(crate) fn known(self) -> String {
-        [&[self.key(), PURPOSE], self.options()].concat().join(", ")
+    /// The keys that these kinds have, for a person.
+    pub(crate) fn known(kinds: &[Self]) -> String {
+        let own = kinds.iter().map(|kind| kind.key());
+        let options = kinds.iter().flat_map(|kind| kind.options().iter().copied());
+        let mut keys = Vec::new();
+        for key in own.chain([PURPOSE]).chain(options) {
+            if !keys.contains(&key) {
+                keys.push(key);
+            }
+        }
+        keys.join(", ")
     }
 }

@@ -157,13 +157,14 @@ fn definition<'a>(
             return Err(place.error(second, &why));
         }
         (None, _) => {
+            refuse_unknown(place, &section, table, &kinds)?;
             let why = format!(
-                "{section} needs one of url (one store), shards (a set of stores) and migrate (two stores between which locks move); an unknown key does not count"
+                "{section} needs one of url (one store), shards (a set of stores) and migrate (two stores between which locks move)"
             );
             return Err(place.error(value, &why));
         }
     };
-    refuse_unknown(place, &section, table, kind)?;
+    refuse_unknown(place, &section, table, &[kind])?;
     let what = match kind {
         Kind::One => What::Url {
             url: place.string("url", of)?,
@@ -185,11 +186,18 @@ fn definition<'a>(
     Ok(Definition { what, purpose })
 }
 
-fn refuse_unknown(place: Place<'_>, section: &str, table: &DeTable<'_>, kind: Kind) -> Result<()> {
+/// Refuses a key that none of these kinds has.
+fn refuse_unknown(
+    place: Place<'_>,
+    section: &str,
+    table: &DeTable<'_>,
+    kinds: &[Kind],
+) -> Result<()> {
     for (name, _) in table {
         let key = name.get_ref().as_ref();
-        if !kind.options().contains(&key) && ![kind.key(), PURPOSE].contains(&key) {
-            let known = kind.known();
+        let has = |kind: &Kind| kind.options().contains(&key) || kind.key() == key;
+        if key != PURPOSE && !kinds.iter().any(has) {
+            let known = Kind::known(kinds);
             let why = format!("{section} has the unknown key {key:?}; the known keys are {known}");
             return Err(place.error(name, &why));
         }
@@ -219,7 +227,9 @@ fn read_migrate<'a>(
     for (id, value) in place.table(MIGRATE, value)? {
         let known = [FROM, TO].contains(&id.get_ref().as_ref());
         if !known {
-            let why = format!("{MIGRATE} has the keys {FROM} and {TO}, and no others");
+            let key = id.get_ref();
+            let why =
+                format!("{MIGRATE} has the unknown key {key:?}; the known keys are {FROM}, {TO}");
             return Err(place.error(id, &why));
         }
         let store = place.string("a store", value)?;

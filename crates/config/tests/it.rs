@@ -131,6 +131,16 @@ const WRONG: &[Wrong] = &[
         &["needs one of url"],
     ),
     (
+        "[store.a]\nurll = \"memory:\"",
+        2,
+        &["\"urll\"", "url, shards, migrate, purpose, record, key"],
+    ),
+    (
+        "[store.a]\nmigrate = { from = \"x\", too = \"y\" }",
+        2,
+        &["\"too\"", "from, to"],
+    ),
+    (
         "[store.a]\nurl = \"memory:\"\nshards = {}",
         3,
         &["keep one"],

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use fencelock_composite::OpenStore;
 use fencelock_core::engine::StoreOptions;
-use fencelock_core::{Engine, Result, StoreUrl};
+use fencelock_core::{Engine, Error, Result, StoreUrl};
 use tokio::sync::Mutex;
 
 use crate::to_open::ToOpen;
@@ -58,12 +58,27 @@ impl Member {
         self.url.is_alike(&other.url)
     }
 
+    /// Whether it is a store in this process's memory.
+    pub(crate) fn is_in_memory(&self) -> bool {
+        self.url.scheme == "memory"
+    }
+
     pub(crate) fn check(&self) -> Result<()> {
         // Only opening the store holds this lock. The set is open then, so its options were checked.
         match self.store.try_lock() {
             Ok(store) => store.check(),
             Err(_) => Ok(()),
         }
+    }
+}
+
+/// A wrong name or value in the URL of a set is an error of the URL.
+pub(crate) fn in_url(url: &StoreUrl, error: Error) -> Error {
+    match error {
+        Error::Invalid {
+            what, input, why, ..
+        } => url.refuse(format!("{what} {input:?}: {why}")),
+        other => other,
     }
 }
 

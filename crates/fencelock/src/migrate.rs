@@ -10,7 +10,7 @@ use fencelock_composite::{Migrate, Migration, Opening, Shard};
 use fencelock_core::engine::StoreOptions;
 use fencelock_core::{Engine, Error, Result, StoreUrl};
 
-use crate::member::{Member, Options, opener};
+use crate::member::{Member, Options, in_url, opener};
 use crate::shards::ShardSet;
 
 /// The scheme.
@@ -193,6 +193,11 @@ fn sides(
         (Err(from), Err(to)) => {
             let from = Member::new("the old store", Ok(from)).map_err(wrong(FROM))?;
             let to = Member::new("the new store", Ok(to)).map_err(wrong(TO))?;
+            // Two stores in memory are never the same one.
+            if from.is_alike(&to) && !from.is_in_memory() {
+                let why = "it is the same store as the old one; name another store to move to";
+                return Err(Wrong::new(set, TO, &url.refuse(why)));
+            }
             Ok(Sides::Stores([Arc::new(from), Arc::new(to)]))
         }
         _ => {
@@ -266,7 +271,7 @@ impl StoreOptions for MigrateSet {
         // This option limits the retries of opening; the code that opens the set reads it.
         url.take_duration("connect-timeout")?;
         url.finish()?;
-        described.check()
+        described.check().map_err(|error| in_url(&self.url, error))
     }
 
     async fn init(&mut self) -> Result<()> {
@@ -306,6 +311,15 @@ mod tests {
         let url = "migrate:?from=memory:&to=memory:&set=a&breaker=no&prefix=p&connect-timeout=1s&outside-set=yes";
         assert!(Store::from(url).check().is_ok());
         assert!(Store::from(&*format!("{url}&more=1")).check().is_err());
+    }
+
+    #[test]
+    fn a_move_from_a_store_to_itself_is_refused() {
+        let same = "migrate:?set=a&from=sqlite:/tmp/locks.db&to=sqlite:/tmp/locks.db";
+        let text = Store::from(same).check().unwrap_err().to_string();
+        assert!(text.contains("the same store"), "{text}");
+        let other = "migrate:?set=a&from=sqlite:/tmp/locks.db&to=sqlite:/tmp/new.db";
+        assert!(Store::from(other).check().is_ok());
     }
 
     /// A set between two sets of shards.

@@ -8,7 +8,7 @@ use fencelock_composite::{KeyRule, Opening, Routed, Shard, Shards, Stepped};
 use fencelock_core::engine::StoreOptions;
 use fencelock_core::{Engine, Error, Result, StoreUrl};
 
-use crate::member::{Member, Options, is_set, opener};
+use crate::member::{Member, Options, in_url, is_set, opener};
 
 /// The scheme of a set.
 pub(crate) const SCHEME: &str = "shards";
@@ -280,16 +280,19 @@ impl StoreOptions for ShardSet {
 
     fn check(&self) -> Result<()> {
         self.check_stores()?;
-        self.shards(Opening::All, self.url.inspect_only)?.check()
+        let shards = self.shards(Opening::All, self.url.inspect_only)?;
+        shards.check().map_err(|error| in_url(&self.url, error))
     }
 
     async fn init(&mut self) -> Result<()> {
+        self.check()?;
         self.shards(Opening::All, self.url.inspect_only)?
             .init()
             .await
     }
 
     async fn open(&self) -> Result<Arc<dyn Engine>> {
+        self.check()?;
         let opening = match self.url.as_needed {
             true => Opening::AsNeeded,
             false => Opening::All,

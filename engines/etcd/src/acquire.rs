@@ -38,17 +38,26 @@ impl State {
         self.base.accept_above(claim.floor);
         let known = self.entries.lock().get(claim.id).cloned();
         if let Some(entry) = &known
-            && entry.created.is_some()
+            && let Some((revision, _)) = entry.created
         {
-            let sent = Clock::Boot.now();
-            if entry.holds && entry.mode == Mode::Exclusive && claim.mode == Mode::Shared {
-                return Box::pin(self.downgrade(claim, entry, sent)).await;
+            if !entry.withdrawn {
+                let sent = Clock::Boot.now();
+                if entry.holds && entry.mode == Mode::Exclusive && claim.mode == Mode::Shared {
+                    return Box::pin(self.downgrade(claim, entry, sent)).await;
+                }
+                let standing = Box::pin(self.standing(claim, sent, None)).await?;
+                if let Some(standing) = standing {
+                    return Ok(standing);
+                }
             }
-            let standing = Box::pin(self.standing(claim, sent, None)).await?;
-            if let Some(standing) = standing {
-                return Ok(standing);
+            // The hold or its session ended, or the key was deleted by hand: the claim has lost its place. Requests in doubt stay
+            // in doubt.
+            if entry.holds || entry.withdrawn {
+                // The key of an ended hold, or of a claim that was withdrawn without a reply, is deleted at some time. The claim
+                // must not find it, and hold by it.
+                let deleted = self.cluster.delete_created(entry.key.as_bytes(), revision);
+                deleted.await?;
             }
-            // The session ended, or the key was deleted by hand: the claim has lost its place. Requests in doubt stay in doubt.
         }
         let mut taken = false;
         if known.is_none() && !self.contention.of(&claim.name).is_contended() {
@@ -109,7 +118,7 @@ impl State {
                 self.contention.of(&claim.name).raise();
                 return Ok(None);
             }
-            if self.taken_back(&sent, revision(&reply)).await? {
+            if self.taken_back(claim, &sent, revision(&reply)).await? {
                 continue;
             }
             self.note_created(claim, revision(&reply), &hold.session);
@@ -145,7 +154,7 @@ impl State {
             self.contention.of(&claim.name).raise();
             return self.not_free(claim, &sent, &reply).await;
         }
-        if self.taken_back(&sent, revision(&reply)).await? {
+        if self.taken_back(claim, &sent, revision(&reply)).await? {
             return Ok(None);
         }
         match joins {
@@ -368,7 +377,7 @@ impl State {
     /// Deletes a key if a snapshot may have been restored in between: the key was put at a revision that this client had seen
     /// before, or over another connection than the one over which the base was raised. Its token may then be one that another
     /// claim had.
-    async fn taken_back(&self, sent: &Sent, revision: i64) -> Result<bool> {
+    async fn taken_back(&self, claim: &Claim, sent: &Sent, revision: i64) -> Result<bool> {
         let raised_over = sent.before.connection;
         let replaced = raised_over.is_some_and(|number| self.cluster.was_replaced(number));
         let went_back = revision <= sent.before.revision;
@@ -379,9 +388,14 @@ impl State {
             self.cluster.note_restore(revision);
         }
         self.base.forget();
-        self.cluster
+        let deleted = self
+            .cluster
             .delete_created(sent.key.as_bytes(), revision)
-            .await?;
+            .await;
+        if deleted.is_err() {
+            self.give_up_key(claim);
+        }
+        deleted?;
         Ok(true)
     }
 

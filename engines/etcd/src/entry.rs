@@ -13,7 +13,7 @@ use fencelock_core::{ClaimId, LockName, Mode, Token, Tokens};
 
 use crate::layout::KeyNumber;
 use crate::session::{Pin, Session};
-use crate::stored::token_at;
+use crate::stored::{DOWNGRADED, token_at};
 
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
@@ -63,10 +63,18 @@ impl WaitsFor {
 }
 
 impl Entry {
-    /// The token that the store has.
-    pub(crate) fn stored_token(&self) -> Option<Token> {
+    /// The offset of a token that the claim may record. `None` if the token is of another grant.
+    pub(crate) fn offset_of(&self, token: Token) -> Option<u32> {
         let (_, tokens) = self.created?;
-        Some(token_at(tokens.first, self.token_offset))
+        let valid = match self.token_offset {
+            DOWNGRADED => Tokens::one(token_at(tokens.first, DOWNGRADED)),
+            _ => tokens,
+        };
+        let offset = token.0.checked_sub(tokens.first.0)?;
+        valid
+            .contains(token)
+            .then(|| u32::try_from(offset).ok())
+            .flatten()
     }
 
     pub(crate) fn keep(&mut self, pin: Arc<Pin>) {

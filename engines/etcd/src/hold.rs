@@ -7,7 +7,7 @@ use fencelock_core::engine::{Claim, Grant, Standing};
 use fencelock_core::{BootInstant, Clock, Result, Tokens};
 
 use crate::entry::Entry;
-use crate::session::{Class, Session};
+use crate::session::{Class, Holding, Session};
 use crate::state::State;
 use crate::stored::{self, DOWNGRADED, token_at};
 
@@ -52,10 +52,15 @@ impl State {
         let entry = entries.get_mut(claim.id)?;
         let (revision, tokens) = entry.created?;
         let key = entry.key.as_bytes();
+        let how = match entry.holds {
+            true => Holding::Again { shorten: false },
+            false => Holding::New,
+        };
         let grant = entry
             .session
-            .hold(claim, key, revision, tokens, (sent, false));
-        entry.holds = grant.is_some();
+            .hold(claim, key, revision, tokens, (sent, how));
+        // It stays noted that a hold has ended.
+        entry.holds |= grant.is_some();
         entry.waits_for = None;
         grant
     }
@@ -75,12 +80,13 @@ impl State {
         };
         self.update(claim, |entry| entry.mode = claim.mode);
         let token = Tokens::one(token_at(tokens.first, DOWNGRADED));
-        let grant = session.hold(claim, entry.key.as_bytes(), revision, token, (sent, false));
+        let from = (sent, Holding::Again { shorten: false });
+        let grant = session.hold(claim, entry.key.as_bytes(), revision, token, from);
         Ok(grant.map_or(Standing::Busy, Standing::Held))
     }
 
     /// Moves a hold to a session whose lease is long enough, and stores the token with this offset. `None` if its key is
-    /// gone.
+    /// gone, or the hold has ended.
     pub(crate) async fn move_hold(
         self: &Arc<Self>,
         claim: &Claim,
@@ -115,15 +121,17 @@ impl State {
                 }
             }
             let session = Arc::clone(&pin.session);
+            let mut ended = false;
             self.update(claim, |entry| {
-                if !Arc::ptr_eq(&entry.session, &session) {
-                    entry.session.forget_hold(claim.id);
+                let moves = entry.holds && !Arc::ptr_eq(&entry.session, &session);
+                ended = moves && !entry.session.hand_over(claim.id, &session);
+                if !ended {
+                    entry.session = Arc::clone(&session);
+                    entry.token_offset = token_offset;
+                    entry.pins = vec![pin];
                 }
-                entry.session = Arc::clone(&session);
-                entry.token_offset = token_offset;
-                entry.pins = vec![pin];
             });
-            return Ok(Some(session));
+            return Ok((!ended).then_some(session));
         }
         Ok(None)
     }

@@ -153,21 +153,20 @@ impl State {
         }
     }
 
-    /// Releases the holds that were not renewed in time.
-    async fn reap(&self, session: &Arc<Session>) {
+    /// Ends the holds that were not renewed in time, and deletes their keys. From then on a claim that is placed again gets
+    /// another key. `left` has the keys that are still to be deleted.
+    async fn reap(&self, session: &Arc<Session>, left: &mut Vec<Hold>) {
         let now = Clock::Boot.now();
-        let expired: Vec<_> = {
+        {
             let mut status = session.status.lock();
             let expired = status.holds.extract_if(|_, hold| hold.until <= now);
-            expired.collect()
-        };
-        for (id, hold) in expired {
+            left.extend(expired.map(|(_, hold)| hold));
+        }
+        for hold in std::mem::take(left) {
             let deleted = self.cluster.delete_created(&hold.key, hold.revision).await;
             if let Err(failed) = deleted {
                 tracing::debug!(error = %failed.error, "releasing an expired hold; trying again");
-                let until = Clock::Boot.now() + RETRY;
-                let hold = Hold { until, ..hold };
-                session.status.lock().holds.entry(id).or_insert(hold);
+                left.push(hold);
             }
         }
     }
@@ -190,12 +189,17 @@ impl State {
 /// A session's background task: keeps it alive while it is needed, and then revokes it.
 async fn keep_alive(state: Arc<State>, session: Arc<Session>) {
     let mut failed = false;
+    let mut to_delete = Vec::new();
     loop {
+        let mut wake_up = session.next_wake_up(failed);
+        if !to_delete.is_empty() {
+            wake_up = wake_up.min(Clock::Boot.now() + RETRY);
+        }
         tokio::select! {
-            () = Clock::Boot.sleep_until(session.next_wake_up(failed)) => {}
+            () = Clock::Boot.sleep_until(wake_up) => {}
             () = session.ended_or_done() => {}
         }
-        state.reap(&session).await;
+        state.reap(&session, &mut to_delete).await;
         if session.has_ended() {
             break;
         }

@@ -39,7 +39,11 @@ impl State {
             None => {
                 // Delete what a request without a reply has put.
                 self.update(claim, Entry::mark_withdrawn);
-                self.cluster.delete(&entry.key).await?
+                let deleted = self.cluster.delete(&entry.key).await;
+                if deleted.is_err() {
+                    self.give_up_key(claim);
+                }
+                deleted?
             }
         };
         entry.session.forget_hold(claim.id);
@@ -76,15 +80,30 @@ impl State {
             }
         };
         if deleted.is_err() {
-            self.entries.lock().begin_series();
-            if !entry.holds {
-                // The session may live as long as this client. The key must not, even if the claim is not withdrawn again. A
-                // hold that is not renewed ends.
-                entry.session.retire();
-                self.update(claim, Entry::mark_withdrawn);
-            }
+            self.give_up_key(claim);
         }
         deleted
+    }
+
+    /// A request to delete the claim's key has no reply, so the key may be deleted at any moment. No claim uses it from now on.
+    pub(crate) fn give_up_key(&self, claim: &Claim) {
+        let retired: Vec<_> = {
+            let mut entries = self.entries.lock();
+            entries.begin_series();
+            let Some(entry) = entries.get_mut(claim.id) else {
+                return;
+            };
+            // The session may live as long as this client. The key must not, even if the claim is not withdrawn again. A hold
+            // that is not renewed ends.
+            let pinned = entry.pins.iter().map(|pin| Arc::clone(&pin.session));
+            let sessions = pinned.chain([Arc::clone(&entry.session)]);
+            let retired = sessions.filter(|_| !entry.holds).collect();
+            entry.mark_withdrawn();
+            retired
+        };
+        for session in retired {
+            session.retire();
+        }
     }
 
     /// Waits until no request without a reply can put the claim any more, because its sessions have ended. `false` if that

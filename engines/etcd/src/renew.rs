@@ -11,7 +11,7 @@ use futures_util::stream::{self, StreamExt};
 use crate::entry::Entry;
 use crate::error::RequestError;
 use crate::hold::needs_own_session;
-use crate::session::Session;
+use crate::session::{Holding, Session};
 use crate::state::State;
 
 /// How many transactions are sent at once.
@@ -71,27 +71,27 @@ impl State {
         join_all(checks).await
     }
 
-    /// The session of a hold. Moves the hold first if its session does not suit it, or if the store has another token. `None`
-    /// if the claim does not hold.
+    /// The session of a hold. Moves the hold first if its session does not suit it, or if the store has an earlier token. `None`
+    /// if the claim does not hold by this token.
     async fn session_of_hold(self: &Arc<Self>, held: &HeldClaim) -> Result<Option<Arc<Session>>> {
         let claim = &held.claim;
         let Some(entry) = self.holding(held) else {
             return Ok(None);
         };
-        let Some((revision, tokens)) = entry.created else {
+        let (Some((revision, tokens)), Some(offset)) = (entry.created, entry.offset_of(held.token))
+        else {
             return Ok(None);
         };
+        // A late renewal, from before the token was handed on, does not take it back.
+        let offset = offset.max(entry.token_offset);
         let suits = entry.session.suits(claim, needs_own_session(claim));
-        if suits && entry.stored_token() == Some(held.token) {
+        if suits && offset == entry.token_offset {
             return Ok(Some(entry.session));
         }
-        let offset = held.token.0.saturating_sub(tokens.first.0);
-        let offset = u32::try_from(offset).unwrap_or(0);
         let session = self.move_hold(claim, &entry, offset).await?;
         if let Some(session) = &session {
             // Noted before the check, which forgets the hold if its key is gone.
-            let now = Clock::Boot.now();
-            let from = (now, held.shorten);
+            let from = (Clock::Boot.now(), again(held));
             session.hold(claim, entry.key.as_bytes(), revision, tokens, from);
         }
         Ok(session)
@@ -99,7 +99,8 @@ impl State {
 
     fn holding(&self, held: &HeldClaim) -> Option<Entry> {
         let entry = self.entries.lock().get(held.claim.id).cloned()?;
-        (entry.holds && entry.session.has_hold(held.claim.id)).then_some(entry)
+        let holds = entry.holds && !entry.withdrawn && entry.session.has_hold(held.claim.id);
+        holds.then_some(entry)
     }
 
     /// The answer for a hold whose session was alive.
@@ -107,7 +108,7 @@ impl State {
         let claim = &held.claim;
         let grant = self.holding(held).and_then(|entry| {
             let (revision, tokens) = entry.created?;
-            let from = (sent, held.shorten);
+            let from = (sent, again(held));
             session.hold(claim, entry.key.as_bytes(), revision, tokens, from)
         });
         match grant {
@@ -125,5 +126,11 @@ impl State {
             }
             _ => Renewal::Lost,
         }
+    }
+}
+
+fn again(held: &HeldClaim) -> Holding {
+    Holding::Again {
+        shorten: held.shorten,
     }
 }

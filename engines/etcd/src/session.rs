@@ -77,6 +77,15 @@ pub(crate) struct Hold {
     pub(crate) until: BootInstant,
 }
 
+/// How a claim comes to hold.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Holding {
+    /// It did not hold.
+    New,
+    /// It holds already. A hold that has ended is never taken up again: its key may be deleted at any moment.
+    Again { shorten: bool },
+}
+
 /// Keeps a session alive for a claim that is in it or may enter it.
 #[derive(Debug)]
 pub(crate) struct Pin {
@@ -214,14 +223,14 @@ impl Session {
 
     /// Notes a hold of this claim until its lease ends, counted from the request that was sent at `sent`, or from when the
     /// session was confirmed if that was later. The end never moves back, unless it is to `shorten`. Returns what the client may
-    /// believe, which is never longer than the hold is kept; `None` if the session has ended.
+    /// believe, which is never longer than the hold is kept; `None` if the session or the hold has ended.
     pub(crate) fn hold(
         &self,
         claim: &Claim,
         key: &[u8],
         revision: i64,
         tokens: Tokens,
-        (sent, shorten): (BootInstant, bool),
+        (sent, how): (BootInstant, Holding),
     ) -> Option<Grant> {
         let mut status = self.status.lock();
         if status.ended || status.revoked {
@@ -234,6 +243,11 @@ impl Session {
         let longest = self.ttl.saturating_sub(claim.lock_delay);
         let lease = longest.min(from.since(counted_from) + claim.ttl);
         let before = status.holds.get(&claim.id);
+        let shorten = match how {
+            Holding::New => false,
+            Holding::Again { .. } if before.is_none() => return None,
+            Holding::Again { shorten } => shorten,
+        };
         let since = before.map_or(sent, |hold| hold.since);
         let until = from + claim.ttl + claim.lock_delay;
         let hold = Hold {
@@ -260,6 +274,16 @@ impl Session {
             self.notify_if_done();
         }
         forgotten
+    }
+
+    /// Hands a hold over to another session. `false` if it has ended here.
+    pub(crate) fn hand_over(&self, claim: ClaimId, to: &Self) -> bool {
+        let Some(hold) = self.status.lock().holds.remove(&claim) else {
+            return false;
+        };
+        to.status.lock().holds.insert(claim, hold);
+        self.notify_if_done();
+        true
     }
 
     /// A retired session is revoked as soon as it is empty. Other sessions are kept for a while, so no task is woken for them.

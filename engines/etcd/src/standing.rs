@@ -40,9 +40,11 @@ impl State {
             Position::Waits(_) if !claim.wait => {
                 // The claim was put only to be counted.
                 if let Some((key, revision)) = self.key_of(claim) {
-                    self.cluster
-                        .delete_created(key.as_bytes(), revision)
-                        .await?;
+                    let deleted = self.cluster.delete_created(key.as_bytes(), revision).await;
+                    if deleted.is_err() {
+                        self.give_up_key(claim);
+                    }
+                    deleted?;
                 }
                 self.entries.lock().give_up(claim.id);
                 Ok(Some(Standing::Busy))

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fencelock_core::engine::Claim;
 use fencelock_core::support::Mutex;
-use fencelock_core::{BootInstant, ClaimId, Clock, LockName, Mode, Token};
+use fencelock_core::{BootInstant, ClaimId, Clock, LockName, Mode, Token, Tokens};
 
 use crate::connection::{Connection, Session};
 use crate::lock_node::LockNode;
@@ -120,6 +120,11 @@ impl Known {
     pub(crate) fn has_ended(&mut self) -> bool {
         self.ended |= self.ends_at <= Clock::Boot.now();
         self.ended
+    }
+
+    /// The tokens of the grant by which the claim holds.
+    pub(crate) fn tokens(&self) -> Tokens {
+        Tokens::new(self.first, self.count)
     }
 
     /// Whether the claim held in exclusive mode after it had waited. Then others may wait behind it, and nobody is before it.

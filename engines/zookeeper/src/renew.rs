@@ -89,6 +89,9 @@ impl State {
             Step::SessionEnded
         } else if ended || Clock::Boot.now() > known.ends_at {
             Step::Lost
+        } else if !known.tokens().contains(hold.held.token) {
+            // It holds by another grant.
+            Step::Lost
         } else if known.managed.timeout < self.sessions.timeout(&hold.held.claim) {
             Step::Move
         } else {
@@ -114,7 +117,8 @@ impl State {
     async fn renew_by_move(&self, hold: Hold<'_>) -> Renewals {
         let HeldClaim { claim, token, .. } = hold.held;
         let timeout = self.sessions.timeout(claim);
-        let renewal = match self.move_to(&hold.entry, claim, timeout, *token).await {
+        let token = hold.entry.known.lock().recorded.max(*token);
+        let renewal = match self.move_to(&hold.entry, claim, timeout, token).await {
             Ok((sent, _)) => self.kept(&hold, sent),
             Err(Failure::Refused(Refusal::NoNode)) => Renewal::Lost,
             Err(failure) => Renewal::Unknown(self.error(renewing(hold.held), failure)),
@@ -180,7 +184,8 @@ impl State {
             let path = hold.entry.lock_node.child(&node.name);
             let HeldClaim { claim, token, .. } = hold.held;
             // The driver refuses bad paths only, and these nodes exist.
-            let _ = if known.recorded == *token {
+            let _ = if known.recorded >= *token {
+                // A late renewal, from before the token was handed on, does not take it back.
                 writer.add_check_version(&path, -1)
             } else {
                 let data = known.data(claim, *token);

@@ -305,7 +305,7 @@ pub(super) const ROUTES: &[Route] = &[
             query(
                 "limit",
                 r#"{"type":"integer","minimum":1,"maximum":1000}"#,
-                "How many locks a page has, 1 to 1000; 100 by default",
+                "About how many locks a page has, 1 to 1000; 100 by default. Some stores return a few more or fewer; only the absence of next tells the end",
             ),
         ],
         body: None,

@@ -214,8 +214,8 @@ pub(crate) async fn believe(
     if !state.knowledge.carries_grant(now, route, at) {
         return None;
     }
-    entry.believe(counts);
     let mut grant = counted?;
+    entry.believe(counts, grant.tokens);
     let ends = latest.ends();
     grant.lease = grant.lease.min(ends.since(grant.counted_from));
     Some(grant)

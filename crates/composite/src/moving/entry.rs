@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use fencelock_core::engine::{Grant, HeldClaim};
 use fencelock_core::support::Mutex;
-use fencelock_core::{BootInstant, LockName, Token};
+use fencelock_core::{BootInstant, LockName, Token, Tokens};
 use tokio::sync::Mutex as AsyncMutex;
 
 use crate::known::less_drift;
@@ -34,6 +34,8 @@ struct Standing {
     /// The store whose tokens the hold has. Set once the client believes in the hold, and as long as that store has the same
     /// tokens.
     counts: Option<usize>,
+    /// The tokens in which the client believes.
+    tokens: Option<Tokens>,
     waits: Waits,
 }
 
@@ -83,11 +85,18 @@ impl Entry {
         self.standing.lock().waits = waits;
     }
 
-    /// Notes that the client believes from now on, in the tokens of this store.
-    pub(crate) fn believe(&self, counts: usize) {
+    /// Notes that the client believes from now on, in these tokens of this store.
+    pub(crate) fn believe(&self, counts: usize, tokens: Tokens) {
         let mut standing = self.standing.lock();
         standing.counts = Some(counts);
+        standing.tokens = Some(tokens);
         standing.waits = Waits::ForNothing;
+    }
+
+    /// Whether a token is of another grant than that in which the client believes.
+    pub(crate) fn is_other(&self, token: Token) -> bool {
+        let tokens = self.standing.lock().tokens;
+        tokens.is_some_and(|tokens| !tokens.contains(token))
     }
 
     /// Notes that the store of the hold's tokens was left, and has granted other tokens since.

@@ -95,8 +95,9 @@ fn plan(
     held: &HeldClaim,
     answers: &mut Vec<Answer>,
 ) -> Option<(Arc<Entry>, Route)> {
-    let Some(entry) = state.entry(&held.claim.id) else {
-        // Only the process of a claim renews it, on a set that moves.
+    // Only the process of a claim renews it, on a set that moves. A late renewal may be for an earlier grant.
+    let entry = state.entry(&held.claim.id);
+    let Some(entry) = entry.filter(|entry| !entry.is_other(held.token)) else {
         answers.push(Answer::Lost(None));
         return None;
     };

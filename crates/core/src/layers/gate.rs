@@ -139,6 +139,21 @@ impl Gate {
         let _ = self.listener.set(listener);
     }
 
+    /// Changes the state. Then, if it has opened or closed, tells the listener, outside the lock.
+    fn change<T>(&self, change: impl FnOnce(&mut State, BootInstant) -> T) -> T {
+        let now = self.clock.now();
+        let (result, changed) = {
+            let mut state = self.state.lock();
+            let was_open = state.open.is_some();
+            let result = change(&mut state, now);
+            (result, was_open != state.open.is_some())
+        };
+        if changed {
+            self.tell();
+        }
+        result
+    }
+
     /// Tells the listener if the store is away or back.
     fn tell(&self) {
         let Some(listener) = self.listener.get() else {
@@ -165,39 +180,8 @@ impl Gate {
 
     /// Whether a claim may be placed. If so, `Call::end` must be called.
     pub(crate) fn enter(&self, claim: &ClaimId) -> Result<Call<'_>, NotAsked> {
-        let now = self.clock.now();
-        let mut state = self.state.lock();
-        if state.open.is_none()
-            && state
-                .asking_since
-                .is_some_and(|since| now.since(since) >= SILENCE)
-        {
-            state.trip(now);
-            drop(state);
-            self.tell();
-            state = self.state.lock();
-        }
-        let retry = state.failed.contains(claim);
-        let probe = match &mut state.open {
-            None => false,
-            Some(open) if open.probing || now < open.next => {
-                let away = state.open.as_ref().map(|open| state.away(open, now));
-                return Err(away.map_or(NotAsked::Budget, NotAsked::Away));
-            }
-            Some(open) => {
-                open.probing = true;
-                true
-            }
-        };
-        if retry && !probe && !state.may_retry(now) {
-            // The claim waits for its longest pause, and then goes through.
-            state.failed.remove(claim);
-            return Err(NotAsked::Budget);
-        }
-        state.begin(now);
-        drop(state);
-        let claim = Some(*claim);
-        Ok(self.call(claim, probe))
+        let probe = self.change(|state, now| state.enter(claim, now))?;
+        Ok(self.call(Some(*claim), probe))
     }
 
     /// Begins a call that always goes through, and whose answer counts.
@@ -217,19 +201,11 @@ impl Gate {
 
     /// Notes the end of a call that may take long. Only the end counts.
     pub(crate) fn note(&self, outcome: Outcome) {
-        let now = self.clock.now();
-        let mut state = self.state.lock();
-        let was_open = state.open.is_some();
-        match outcome {
+        self.change(|state, now| match outcome {
             Outcome::Answered => state.answered(now),
             Outcome::NoAnswer => state.failed_at(now),
             Outcome::Dropped => {}
-        }
-        let changed = was_open != state.open.is_some();
-        drop(state);
-        if changed {
-            self.tell();
-        }
+        });
     }
 
     /// Notes that no more requests are sent for this claim.
@@ -256,6 +232,33 @@ impl State {
         }
     }
 
+    /// Begins a call that places a claim, if it may. Returns whether it is a probe.
+    fn enter(&mut self, claim: &ClaimId, now: BootInstant) -> Result<bool, NotAsked> {
+        let silent = |since| now.since(since) >= SILENCE;
+        if self.asking_since.is_some_and(silent) {
+            self.trip(now);
+        }
+        let retry = self.failed.contains(claim);
+        let probe = match &mut self.open {
+            None => false,
+            Some(open) if open.probing || now < open.next => {
+                let away = self.open.as_ref().map(|open| self.away(open, now));
+                return Err(away.map_or(NotAsked::Budget, NotAsked::Away));
+            }
+            Some(open) => {
+                open.probing = true;
+                true
+            }
+        };
+        if retry && !probe && !self.may_retry(now) {
+            // The claim waits for its longest pause, and then goes through.
+            self.failed.remove(claim);
+            return Err(NotAsked::Budget);
+        }
+        self.begin(now);
+        Ok(probe)
+    }
+
     fn begin(&mut self, now: BootInstant) {
         self.in_flight += 1;
         self.asking_since.get_or_insert(now);
@@ -267,6 +270,37 @@ impl State {
         self.open = None;
         self.asking_since = (self.in_flight > 0).then_some(now);
         self.silent_since = self.asking_since;
+    }
+
+    /// Notes the end of a call.
+    fn ended(&mut self, call: &Call<'_>, now: BootInstant) {
+        self.in_flight = self.in_flight.saturating_sub(1);
+        match call.outcome {
+            Outcome::Answered => {
+                self.successes.add(now);
+                self.answered(now);
+                if let Some(claim) = &call.claim {
+                    self.forget(claim);
+                }
+            }
+            Outcome::NoAnswer => {
+                self.failed_at(now);
+                self.failed.extend(call.claim);
+            }
+            Outcome::Dropped => {}
+        }
+        if self.in_flight == 0 {
+            self.asking_since = None;
+        }
+        if call.probe
+            && let Some(open) = &mut self.open
+        {
+            open.probing = false;
+            if call.outcome == Outcome::NoAnswer {
+                open.pause = (open.pause * 2).min(PAUSES.1);
+            }
+            open.next = now + drawn(open.pause);
+        }
     }
 
     fn failed_at(&mut self, now: BootInstant) {
@@ -324,41 +358,7 @@ impl Call<'_> {
 
 impl Drop for Call<'_> {
     fn drop(&mut self) {
-        let now = self.gate.clock.now();
-        let mut state = self.gate.state.lock();
-        let was_open = state.open.is_some();
-        state.in_flight = state.in_flight.saturating_sub(1);
-        match self.outcome {
-            Outcome::Answered => {
-                state.successes.add(now);
-                state.answered(now);
-                if let Some(claim) = &self.claim {
-                    state.forget(claim);
-                }
-            }
-            Outcome::NoAnswer => {
-                state.failed_at(now);
-                state.failed.extend(self.claim);
-            }
-            Outcome::Dropped => {}
-        }
-        if state.in_flight == 0 {
-            state.asking_since = None;
-        }
-        if self.probe
-            && let Some(open) = &mut state.open
-        {
-            open.probing = false;
-            if self.outcome == Outcome::NoAnswer {
-                open.pause = (open.pause * 2).min(PAUSES.1);
-            }
-            open.next = now + drawn(open.pause);
-        }
-        let changed = was_open != state.open.is_some();
-        drop(state);
-        if changed {
-            self.gate.tell();
-        }
+        self.gate.change(|state, now| state.ended(self, now));
     }
 }
 

@@ -54,11 +54,16 @@ pub(super) async fn clean_up<D: Dialect>(state: Weak<State<D>>) {
         };
         state.pool.trim();
         let now = Clock::Boot.now();
-        let is_needed = |entry: &EntryLock<D>| match entry.try_lock().as_deref() {
-            Ok(Entry::GivenUp { until, .. }) => *until > now,
-            _ => true,
+        // An entry that a call has, but has not locked yet, stays: the call may put a hold into it.
+        let is_used = |entry: &EntryLock<D>| Arc::strong_count(entry) > 1;
+        let is_over = |entry: &EntryLock<D>| match entry.try_lock().as_deref() {
+            Ok(Entry::GivenUp { until, .. }) => *until <= now,
+            _ => false,
         };
-        state.entries.lock().retain(|_, entry| is_needed(entry));
+        state
+            .entries
+            .lock()
+            .retain(|_, entry| is_used(entry) || !is_over(entry));
         let busy = !state.entries.lock().is_empty();
         if (state.used.swap(busy, Ordering::Relaxed) || busy)
             && let Err(error) = on_control!(state.control, "clean up", clean_up())

@@ -46,6 +46,10 @@ impl<D: Dialect> State<D> {
         if hold.conn.signal.is_closed() {
             return (Renewal::Ended(LeaseKind::Connection), None);
         }
+        if !hold.tokens.contains(held.token) {
+            // It holds by another grant.
+            return (Renewal::Lost, None);
+        }
         let claim = &match held.shorten {
             true => held.claim.clone(),
             false => hold.no_shorter(&held.claim),
@@ -53,8 +57,10 @@ impl<D: Dialect> State<D> {
         match self.keep_alive(hold, claim).await {
             Ok(counted_from) => {
                 let kept = Renewal::kept(counted_from, claim.ttl, false);
-                let record = hold.record(self.session_id(&hold.conn), claim, held.token);
                 let old = hold.recorded.as_ref();
+                // A late renewal, from before the token was handed on, does not take it back.
+                let token = old.map_or(held.token, |old| old.token.max(held.token));
+                let record = hold.record(self.session_id(&hold.conn), claim, token);
                 let is_new = !old.is_some_and(|old| old.agrees_with(&record));
                 hold.listed |= is_new;
                 (kept, Some((record, is_new)))

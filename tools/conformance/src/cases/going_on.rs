@@ -24,6 +24,7 @@ pub(super) static CASES: &[Case] = &[
         .promised(|promises| promises.portable || promises.engine == "redlock"),
     case!(a_late_renewal_does_not_shorten),
     case!(a_renewal_with_an_old_token_is_lost).promised(|promises| promises.portable),
+    case!(a_renewal_from_before_a_downgrade_is_lost).promised(|promises| promises.shared),
     case!(a_late_give_back_spares_the_next_grant)
         .server()
         .promised(|promises| promises.portable && promises.wake == Wake::Push),
@@ -361,6 +362,29 @@ async fn a_renewal_with_an_old_token_is_lost(ctx: Ctx) {
         assert_eq!(stored, last, "{mode:?}");
         release(&*two, &claim).await;
     }
+    ctx.await_nothing_left().await;
+}
+
+/// The renewal of an exclusive hold is late: the claim holds in shared mode now.
+async fn a_renewal_from_before_a_downgrade_is_lost(ctx: Ctx) {
+    let engine = ctx.engine().await;
+    let exclusive = claim(&ctx, &ctx.name(), Mode::Exclusive, true);
+    let shared = exclusive.clone().mode(Mode::Shared);
+    let before = held(&*engine, &exclusive).await.tokens;
+    let last = Token(before.first.get() + u64::from(before.count) - 1);
+    is_kept(&*engine, &exclusive, SHORT, last).await;
+    let after = held(&*engine, &shared).await.tokens;
+    assert!(after.first > last, "{after:?} after {before:?}");
+    for old in [before.first, last] {
+        is_lost(&*engine, &exclusive, LONG, old).await;
+        let looked = engine.inspect().look(&shared.name);
+        let view = soon("a look", looked).await.unwrap();
+        let holders = view.holders.iter();
+        let stored: Vec<_> = holders.map(|holder| (holder.mode, holder.token)).collect();
+        assert_eq!(stored, [(Mode::Shared, Some(after.first))]);
+    }
+    is_kept(&*engine, &shared, SHORT, after.first).await;
+    release(&*engine, &shared).await;
     ctx.await_nothing_left().await;
 }
 

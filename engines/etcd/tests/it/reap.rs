@@ -1,0 +1,63 @@
+//! A session deletes the keys of ended holds, while their claims may be placed again.
+
+use std::time::Duration;
+
+use fencelock::engine::{Claim, ClaimIds, Leave, Standing, Withdrawn};
+use fencelock::{Clock, LockName, Token};
+use fencelock_testbed::{Etcd, Flow, Proxy};
+use futures_util::future::join_all;
+
+use crate::{client, soon, until};
+
+const TTL: Duration = Duration::from_secs(3);
+
+fn token(standing: &Standing) -> Token {
+    match standing {
+        Standing::Held(grant) => grant.tokens.first,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// As after a pause of the holders. The session deletes one key after the other, each with a delay, so most keys still exist
+/// when their claims are placed again.
+#[tokio::test(flavor = "multi_thread")]
+async fn claims_that_are_placed_again_while_their_old_keys_are_deleted_keep_what_they_hold() {
+    let etcd = Etcd::start().unwrap();
+    let near = client(&etcd).await;
+    let proxy = Proxy::start(etcd.port(0)).unwrap();
+    let url = format!("etcd://127.0.0.1:{}", proxy.port());
+    let engine = fencelock::open_engine(&url).await.unwrap();
+    let ids = ClaimIds::new().unwrap();
+    let claims: Vec<_> = (0..20)
+        .map(|n| LockName::new(&format!("lock-{n}")).unwrap())
+        .map(|name| Claim::new(ids.next(), "me", name).ttl(TTL))
+        .collect();
+    let place_all = || join_all(claims.iter().map(|claim| engine.place(claim)));
+    let first = soon("the grants", place_all()).await;
+    proxy.both(Flow::Delay(Duration::from_millis(30)));
+    until("the first old key is gone", async || {
+        let looks = claims.iter().map(|claim| near.look(claim.name.as_str()));
+        let looks = join_all(looks).await;
+        looks
+            .iter()
+            .any(|view| view.as_ref().unwrap().holders.is_empty())
+    })
+    .await;
+    let begun = Clock::Boot.now();
+    let second = soon("new grants", place_all()).await;
+    proxy.both(Flow::Pass);
+    // All old keys are deleted within this time, which is shorter than the new leases.
+    while Clock::Boot.now().since(begun) < TTL - Duration::from_secs(1) {
+        for (claim, (first, second)) in claims.iter().zip(first.iter().zip(&second)) {
+            let (first, second) = (first.as_ref().unwrap(), second.as_ref().unwrap());
+            assert!(token(second) > token(first));
+            let view = near.look(claim.name.as_str()).await.unwrap();
+            assert_eq!(view.token(), Some(token(second)), "{}", claim.name);
+        }
+    }
+    for claim in &claims {
+        let withdrawn = soon("a release", engine.withdraw(claim, Leave::Release)).await;
+        assert_eq!(withdrawn.unwrap(), Withdrawn::Released);
+    }
+    engine.close().await.unwrap();
+}
