@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use fencelock_core::support::Mutex;
 use fencelock_core::{
-    BootInstant, CancellationToken, ClaimId, Clock, Engine, Error, LeaseKind, Promises, Result,
-    Token,
+    BootInstant, CancellationToken, ClaimId, Clock, ConfigPart, Engine, Error, LeaseKind, Promises,
+    Result, Token,
 };
 use fencelock_wire::{Binding, Kind};
 use futures_util::FutureExt;
@@ -90,7 +90,7 @@ impl Replica {
         let promises = engine.promises();
         if promises.lease == LeaseKind::Connection {
             let why = "its locks depend on a connection to the database, and cannot be served over HTTP; use strategy=lease";
-            return Err(Error::config(&engine, why));
+            return Err(Error::config(&engine, ConfigPart::Server, why));
         }
         let metrics = Metrics::new(&config.metrics);
         let measured = Measured::new(engine, Arc::clone(&metrics));
@@ -98,12 +98,18 @@ impl Replica {
         let promises = engine.promises();
         config
             .check()
-            .map_err(|error| Error::config(&engine, error.to_string()))?;
+            .map_err(|error| Error::config(&engine, ConfigPart::Server, error.to_string()))?;
         let access = Access::new(&config.principals, &config.anonymous, None)?;
         let audit = config.audit.as_ref().map(|log| {
             let opened = Audit::open(log);
             let file = log.file.display();
-            opened.map_err(|error| Error::config(&engine, format!("the audit log {file}: {error}")))
+            opened.map_err(|error| {
+                Error::config(
+                    &engine,
+                    ConfigPart::Server,
+                    format!("the audit log {file}: {error}"),
+                )
+            })
         });
         let window = match promises.claim_window < promises.max_ttl {
             true => promises.claim_window.min(LONGEST_WINDOW),

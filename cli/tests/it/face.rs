@@ -96,7 +96,7 @@ fn an_example_shows_what_users_see() {
                 (name, calls(&examples, name))
             } else if let Some(name) = public_type(line) {
                 types += 1;
-                (name, has_example(&lines[..at]) || examples.contains(name))
+                (name, has_example(&lines[..at]) || names(&examples, name))
             } else {
                 continue;
             };
@@ -111,10 +111,26 @@ fn an_example_shows_what_users_see() {
 }
 
 fn calls(code: &str, name: &str) -> bool {
-    code.match_indices(&format!("{name}(")).any(|(at, _)| {
-        let before = code[..at].chars().next_back();
-        before.is_none_or(|c| !(c.is_alphanumeric() || c == '_'))
+    let call = format!("{name}(");
+    let mut calls = code.match_indices(&call);
+    calls.any(|(at, _)| begins_word(code, at))
+}
+
+/// Whether the name is there as a whole word.
+fn names(code: &str, name: &str) -> bool {
+    code.match_indices(name).any(|(at, _)| {
+        let after = code[at + name.len()..].chars().next();
+        begins_word(code, at) && after.is_none_or(|c| !is_in_word(c))
     })
+}
+
+fn begins_word(code: &str, at: usize) -> bool {
+    let before = code[..at].chars().next_back();
+    before.is_none_or(|c| !is_in_word(c))
+}
+
+fn is_in_word(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
 }
 
 /// Whether users call what is in this file: the public face, the layers and typed options. The rest is for authors of

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use fencelock_core::{Engine, Error, Result};
+use fencelock_core::{ConfigPart, Engine, Error, Result};
 
 use crate::migration::change::close;
 use crate::migration::records::{ROUNDS, busy, write};
@@ -100,13 +100,14 @@ async fn dissolve_opened(
         let record = store.record("", None).await?;
         if record.text.is_empty() {
             let why = "it has no record: it is another store than the set's, or has lost its data";
-            return Err(Error::config(store, why));
+            return Err(Error::config(store, ConfigPart::Record, why));
         }
-        let stored = Stored::parse(&record.text).map_err(|why| Error::config(store, why))?;
+        let stored = Stored::parse(&record.text)
+            .map_err(|why| Error::config(store, ConfigPart::Record, why))?;
         if stored.was_dissolved_as(set, id) {
             return Ok(Stepped::Dissolved(store.to_string()));
         }
-        check(&stored).map_err(|why| Error::config(store, why))?;
+        check(&stored).map_err(|why| Error::config(store, ConfigPart::Record, why))?;
         if let Some(why) = stored.unfinished() {
             return Ok(Stepped::NotYet(why));
         }
@@ -127,6 +128,7 @@ fn check_counter(store: &dyn Engine) -> Result<()> {
         None => Ok(()),
         Some(why) => Err(Error::config(
             store,
+            ConfigPart::Record,
             format!("its set cannot be dissolved: {why}"),
         )),
     }

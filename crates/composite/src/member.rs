@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use fencelock_core::engine::{StoreChange, StoreListener};
 use fencelock_core::layers::Breaker;
-use fencelock_core::{BootInstant, Clock, Engine, Error, Result};
+use fencelock_core::{BootInstant, Clock, ConfigPart, Engine, Error, Result};
 use futures_util::future::join_all;
 use tokio::sync::Mutex;
 
@@ -164,7 +164,7 @@ impl Member {
                 "it has no record that says which shard of which set it is. If the set {set:?} is new, write the records with \
                  `fencelock shards init`; if it is not, this is not its store, or its data are lost"
             );
-            return Err(Error::config(self, why));
+            return Err(Error::config(self, ConfigPart::Record, why));
         }
         let stored = self.read(&record.text)?;
         let promised = self.common.promised.get_or_init(|| stored.promises.clone());
@@ -175,7 +175,7 @@ impl Member {
                  records anew",
                 broken.join(", ")
             );
-            return Err(Error::config(self, why));
+            return Err(Error::config(self, ConfigPart::Record, why));
         }
         if promised.is_more_than(engine.promises()) {
             tracing::warn!(store = %self, "it remembers less, or wakes waiters worse, than the set's record says");
@@ -196,7 +196,7 @@ impl Member {
             }
             Ok(stored)
         });
-        stored.map_err(|why| Error::config(self, why))
+        stored.map_err(|why| Error::config(self, ConfigPart::Record, why))
     }
 
     /// Adds the id of this shard to an error of the store.

@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use fencelock_core::{Error, Promises, Result};
+use fencelock_core::{ConfigPart, Error, Promises, Result};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tokio::time::timeout;
@@ -230,7 +230,7 @@ async fn read_first(state: &State) -> Result<()> {
         (None, None) => {
             let why = "no store has a record; prepare the set with `fencelock migrate prepare`. If that was done, these are not \
                        its stores, or their data are lost";
-            Err(Error::config(state, why))
+            Err(Error::config(state, ConfigPart::Record, why))
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use fencelock_core::engine::{Record, RecordChange};
 use fencelock_core::layers::Layer;
-use fencelock_core::{Engine, Error, Finding, Promises, Result};
+use fencelock_core::{ConfigPart, Engine, Error, Finding, Promises, Result};
 
 use crate::open::of_shard;
 
@@ -62,13 +62,13 @@ impl RecordIn {
     pub fn new(engine: Arc<dyn Engine>, other: Arc<dyn Engine>) -> Result<Self> {
         if engine.promises().record {
             let why = "it keeps its record itself; leave record= out";
-            return Err(Error::config(&engine, why));
+            return Err(Error::config(&engine, ConfigPart::Record, why));
         }
         if !other.promises().record {
             let why = format!(
                 "it keeps no record, so it cannot keep that of {engine}; name another with record="
             );
-            return Err(Error::config(&other, why));
+            return Err(Error::config(&other, ConfigPart::Record, why));
         }
         Ok(Self {
             address: in_order(&engine.to_string()),
@@ -105,7 +105,7 @@ impl Layer for RecordIn {
             let why = format!(
                 "its hosts and its prefix are longer than the {MAX_SCOPE_BYTES} bytes by which another store finds its record"
             );
-            return Err(Error::config(self, why));
+            return Err(Error::config(self, ConfigPart::Record, why));
         }
         self.other.record(&scope, change).await
     }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use fencelock_core::engine::RecordChange;
-use fencelock_core::{Engine, Error, Result};
+use fencelock_core::{ConfigPart, Engine, Error, Result};
 use futures_util::future::join_all;
 
 use crate::engine::Routed;
@@ -207,7 +207,7 @@ fn check_found(set: &str, id: &str, map: &Map, engine: &dyn Engine, text: &str) 
     }
     let stored = Stored::parse(text);
     let checked = stored.and_then(|stored| stored.check_fixed(set, id, map));
-    checked.map_err(|why| Error::config(engine, why))
+    checked.map_err(|why| Error::config(engine, ConfigPart::Record, why))
 }
 
 async fn write_record(wanted: &Stored, map: &Map, engine: &dyn Engine) -> Result<()> {

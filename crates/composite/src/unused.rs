@@ -1,6 +1,6 @@
 //! Checks whether a store is already in use.
 
-use fencelock_core::{Engine, Error, Result};
+use fencelock_core::{ConfigPart, Engine, Error, Result};
 
 /// Refuses a store in which locks are held: its clients do not look for locks in other stores.
 pub(crate) async fn check_unused(engine: &dyn Engine) -> Result<()> {
@@ -16,7 +16,7 @@ pub(crate) async fn check_unused(engine: &dyn Engine) -> Result<()> {
                 "lock {} is held there by a program that does not use the set; end such programs first",
                 view.name
             );
-            return Err(Error::config(engine, why));
+            return Err(Error::config(engine, ConfigPart::Record, why));
         }
         at = page.next;
         if at.is_none() {

@@ -1,6 +1,6 @@
 //! From a name to a URL.
 
-use fencelock_core::{Error, Result, StoreUrl};
+use fencelock_core::{ConfigPart, Error, Result, StoreUrl};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use crate::key::{Kind, RECORD};
@@ -142,6 +142,7 @@ impl Stores {
         let file = &self.file;
         Error::config(
             name,
+            ConfigPart::Url,
             format!("the configuration file {file} has no such store; {known}"),
         )
     }
@@ -149,6 +150,7 @@ impl Stores {
     fn error(&self, name: &str, why: &str) -> Error {
         Error::config(
             format!("@{name}"),
+            ConfigPart::Url,
             format!("{why} (configuration file {})", self.file),
         )
     }

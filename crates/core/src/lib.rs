@@ -41,6 +41,7 @@ pub use support::{Asked, ClockWatch};
 /// What [`Guard::cancellation_token`] returns.
 pub use tokio_util::sync::CancellationToken;
 pub use types::{
-    BootInstant, Cause, ClaimId, ClaimIds, Clock, Error, LockName, LossReason, MAX_NAME_BYTES,
-    Mode, Owner, Release, Result, Sequencer, Token, Tokens, in_words, parse_duration,
+    BootInstant, Cause, ClaimId, ClaimIds, Clock, ConfigPart, Error, LockName, LossReason,
+    MAX_NAME_BYTES, Mode, Owner, Release, Result, Sequencer, Token, Tokens, in_words,
+    parse_duration,
 };

@@ -107,11 +107,11 @@ pub use fencelock_core::CancellationToken;
 #[doc(inline)]
 pub use fencelock_core::{
     Acquire, AcquireAll, Acquiring, BootInstant, Campaign, Cause, Client, ClientBuilder, Clock,
-    DEFAULT_BATCH, DEFAULT_TTL, Durability, Election, Error, Evict, Finding, Floor, Guard, Guards,
-    Heartbeat, Held, HolderView, Leader, Leaders, Leadership, LeaseKind, Lock, LockName, LockView,
-    LossReason, MAX_NAME_BYTES, Memory, Mode, Observer, Order, Owner, Promises, Purpose, Release,
-    Result, Semaphore, Sequencer, StoreChange, StoreUrl, Token, WaiterView, Wake, engine, in_words,
-    layers, parse_duration, support,
+    ConfigPart, DEFAULT_BATCH, DEFAULT_TTL, Durability, Election, Error, Evict, Finding, Floor,
+    Guard, Guards, Heartbeat, Held, HolderView, Leader, Leaders, Leadership, LeaseKind, Lock,
+    LockName, LockView, LossReason, MAX_NAME_BYTES, Memory, Mode, Observer, Order, Owner, Promises,
+    Purpose, Release, Result, Semaphore, Sequencer, StoreChange, StoreUrl, Token, WaiterView, Wake,
+    engine, in_words, layers, parse_duration, support,
 };
 #[cfg(feature = "etcd")]
 #[doc(inline)]

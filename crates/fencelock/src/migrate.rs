@@ -8,7 +8,7 @@ use std::{fmt, mem};
 use async_trait::async_trait;
 use fencelock_composite::{Migrate, Migration, Opening, Shard};
 use fencelock_core::engine::StoreOptions;
-use fencelock_core::{Engine, Error, Result, StoreUrl};
+use fencelock_core::{ConfigPart, Engine, Error, Result, StoreUrl};
 
 use crate::member::{Member, Options, in_url, opener};
 use crate::shards::ShardSet;
@@ -65,6 +65,7 @@ enum Sides {
 #[derive(Clone, Debug)]
 struct Wrong {
     store: String,
+    part: ConfigPart,
     why: String,
 }
 
@@ -73,12 +74,16 @@ impl Wrong {
     fn new(set: Option<&str>, id: &str, error: &Error) -> Self {
         let of = format!("{SCHEME}:{}[{id}]", set.unwrap_or(SCHEME));
         match error {
-            Error::Config { store, why, .. } => Self {
+            Error::Config {
+                store, part, why, ..
+            } => Self {
                 store: format!("{of} {}", store.trim_end_matches(':')),
+                part: *part,
                 why: why.clone(),
             },
             other => Self {
                 store: of,
+                part: ConfigPart::Url,
                 why: other.to_string(),
             },
         }
@@ -86,8 +91,8 @@ impl Wrong {
 }
 
 impl From<Wrong> for Error {
-    fn from(Wrong { store, why }: Wrong) -> Self {
-        Self::config(store, why)
+    fn from(Wrong { store, part, why }: Wrong) -> Self {
+        Self::config(store, part, why)
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use fencelock_composite::{KeyRule, Opening, Routed, Shard, Shards, Stepped};
 use fencelock_core::engine::StoreOptions;
-use fencelock_core::{Engine, Error, Result, StoreUrl};
+use fencelock_core::{ConfigPart, Engine, Error, Result, StoreUrl};
 
 use crate::member::{Member, Options, in_url, is_set, opener};
 
@@ -108,7 +108,8 @@ impl ShardSet {
         match Member::new(&format!("shard {id}"), store) {
             Ok(member) => self.shards.push((id, weight, Arc::new(member))),
             Err(error) => {
-                let error = Error::config(&self.url, format!("shard {id}: {error}"));
+                let error =
+                    Error::config(&self.url, ConfigPart::Url, format!("shard {id}: {error}"));
                 self.wrong = self.wrong.or(Some(error));
             }
         }
@@ -241,8 +242,11 @@ impl ShardSet {
     }
 
     pub(crate) fn shards(&self, opening: Opening, inspect_only: bool) -> Result<Shards> {
-        if let Some(Error::Config { store, why, .. }) = &self.wrong {
-            return Err(Error::config(store, why));
+        if let Some(Error::Config {
+            store, part, why, ..
+        }) = &self.wrong
+        {
+            return Err(Error::config(store, *part, why));
         }
         let shards = self.shards.iter().map(|(id, weight, member)| {
             let store = opener(member, inspect_only);

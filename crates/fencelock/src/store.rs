@@ -68,6 +68,7 @@ fn of_name(name: &str) -> Store {
     let why = "this build does not read the configuration file; build with the feature config";
     Store(Err(fencelock_core::Error::config(
         StoreUrl::redacted(&format!("@{name}")),
+        fencelock_core::ConfigPart::Build,
         why,
     )))
 }
@@ -200,9 +201,10 @@ fn of_scheme(url: StoreUrl) -> Result<Box<dyn StoreOptions>> {
     feature = "composite"
 )))]
 fn not_built(url: &StoreUrl, feature: &str) -> fencelock_core::Error {
-    url.refuse(format!(
-        "this build has no engine for it; build with the feature {feature}"
-    ))
+    url.refuse_part(
+        fencelock_core::ConfigPart::Build,
+        format!("this build has no engine for it; build with the feature {feature}"),
+    )
 }
 
 #[cfg(feature = "composite")]

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use fencelock_core::engine::StoreOptions;
 use fencelock_core::layers::{Breaker, Prefix};
-use fencelock_core::{Engine, Error, LockName, Result, StoreUrl};
+use fencelock_core::{ConfigPart, Engine, Error, LockName, Result, StoreUrl};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::wrong_server::Expected;
@@ -171,7 +171,7 @@ async fn refuse_shard(engine: &dyn Engine) -> Result<()> {
         Ok(found) if found.text.contains(r#""kind":"dissolved""#) => return Ok(()),
         Ok(_) => {
             let why = "it belongs to a set of stores (docs/composite.md): open the set, shards:?… or migrate:?…; or use it by itself with outside-set=yes";
-            Error::config(engine, why)
+            Error::config(engine, ConfigPart::Record, why)
         }
         // If this user may not read the record, the store is used without this check.
         Err(Error::Refused { .. } | Error::Unsupported { .. }) => return Ok(()),
@@ -184,5 +184,24 @@ async fn refuse_shard(engine: &dyn Engine) -> Result<()> {
 impl fmt::Display for ToOpen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.shown)
+    }
+}
+
+#[cfg(all(test, feature = "sqlite"))]
+mod tests {
+    use super::ToOpen;
+
+    #[test]
+    fn typed_options_of_every_store_are_read() {
+        let plain = fencelock_sqlite::Options::new("/tmp/locks.db");
+        let set = plain.clone().prefix("a/").breaker(true).outside_set(true);
+        let read = |options: fencelock_sqlite::Options| {
+            let read = ToOpen::new(Box::new(options)).unwrap();
+            read.check().unwrap();
+            (read.prefix, read.breaker, read.outside_set)
+        };
+        assert_eq!(read(set), (Some("a/".to_owned()), true, true));
+        assert_eq!(read(plain.clone()), (None, false, false));
+        assert_eq!(read(plain.breaker(false)), (None, false, false));
     }
 }

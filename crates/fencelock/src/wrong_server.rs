@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use fencelock_core::engine::Address;
 use fencelock_core::engine::host_and_port;
-use fencelock_core::{Error, StoreUrl};
+use fencelock_core::{ConfigPart, Error, StoreUrl};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -127,7 +127,7 @@ impl Expected {
             let address = host_and_port(address);
             if let Some(why) = self.judge(&address).await {
                 let why = format!("{address} {why}");
-                return Some(Error::config(&self.shown, why));
+                return Some(Error::config(&self.shown, ConfigPart::Server, why));
             }
         }
         None

@@ -129,7 +129,10 @@ fn with_tls(
     options: ConnectOptions,
 ) -> Result<(ConnectOptions, bool)> {
     match tls {
-        true => Err(url.refuse("this build has no TLS; build it with the feature tls")),
+        true => Err(url.refuse_part(
+            fencelock_core::ConfigPart::Build,
+            "this build has no TLS; build it with the feature tls",
+        )),
         false => Ok((options, false)),
     }
 }

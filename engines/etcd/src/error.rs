@@ -3,7 +3,7 @@
 use std::error::Error as _;
 
 use etcd_client::Error as Driver;
-use fencelock_core::Error;
+use fencelock_core::{ConfigPart, Error};
 
 #[derive(Debug)]
 pub(crate) struct RequestError {
@@ -93,6 +93,7 @@ pub(crate) fn explain(store: &str, action: &str, error: &Driver) -> Error {
         Some(FAILED_PRECONDITION) if text.contains("authentication is not enabled") => {
             Error::config(
                 store,
+                ConfigPart::Server,
                 "authentication is not enabled on the server; remove user and password from the URL",
             )
         }

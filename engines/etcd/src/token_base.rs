@@ -16,7 +16,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use etcd_client::{Compare, CompareOp, GetOptions, KeyValue, Txn, TxnOp};
 use fencelock_core::support::Mutex;
-use fencelock_core::{BootInstant, Clock, Error, Result, Token};
+use fencelock_core::{BootInstant, Clock, ConfigPart, Error, Result, Token};
 
 use crate::cluster::Cluster;
 use crate::connection::Connection;
@@ -166,7 +166,7 @@ impl TokenBase {
                 let why = format!(
                     "the key {BASE} is damaged, or of a newer version; it must hold a number"
                 );
-                Error::config(&cluster.config.store, why)
+                Error::config(&cluster.config.store, ConfigPart::Server, why)
             })?),
             None => None,
         };

@@ -1,6 +1,6 @@
 //! The meaning of the service's answers.
 
-use fencelock_core::{Error, LockName};
+use fencelock_core::{ConfigPart, Error, LockName};
 use fencelock_wire::{Kind, Problem};
 use http::StatusCode;
 
@@ -120,6 +120,7 @@ fn explain(
         }
         (None, _) => Error::config(
             store,
+            ConfigPart::Server,
             format!("{}: {detail}; check host and port", action.text()),
         ),
         (Some(_), _) => Error::internal(store, format!("{}: {detail}", action.text())),

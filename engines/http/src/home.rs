@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use fencelock_core::support::Mutex;
-use fencelock_core::{Error, Result};
+use fencelock_core::{ConfigPart, Error, Result};
 use fencelock_wire::Store;
 use http::{HeaderValue, Uri};
 
@@ -27,7 +27,13 @@ impl Home {
     /// Makes a home from the information that the replica at this index gives.
     pub(crate) fn new(config: &Config, index: usize, said: &Store) -> Result<Self> {
         let listed = &config.replicas[index];
-        let refuse = |why: String| Error::config(&config.store, format!("{listed}: {why}"));
+        let refuse = |why: String| {
+            Error::config(
+                &config.store,
+                ConfigPart::Server,
+                format!("{listed}: {why}"),
+            )
+        };
         let address = match &said.advertise {
             Some(url) => advertised(config, url).map_err(refuse)?,
             None => listed.clone(),

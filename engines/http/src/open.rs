@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencelock_core::{Error, Result};
+use fencelock_core::{ConfigPart, Error, Result};
 use fencelock_wire::Store;
 use futures_util::future::join_all;
 use tokio::sync::watch;
@@ -51,7 +51,7 @@ async fn is_one_replica(config: &Config, index: usize, said: &Store) -> Result<(
                  took it; name the replicas themselves in the URL, or start each with its own URL as advertise",
                 said.store
             );
-            return Err(Error::config(&config.store, why));
+            return Err(Error::config(&config.store, ConfigPart::Server, why));
         }
     }
     Ok(())
@@ -117,6 +117,6 @@ pub(crate) async fn ask_store(
         let why = format!(
             "{address} does not answer as the lock service does: {error}; check host and port"
         );
-        Error::config(&config.store, why)
+        Error::config(&config.store, ConfigPart::Server, why)
     })
 }

@@ -1,6 +1,6 @@
 //! The typed options.
 
-use fencelock_core::{StoreUrl, setters};
+use fencelock_core::{StoreUrl, common_setters, setters};
 
 use crate::choices::{IDENTITIES, Identity, SPREADS, Spread};
 
@@ -83,7 +83,7 @@ impl Options {
         spread(choice Spread in SPREADS) "spread";
         /// How replicas show that they serve the same store; by default [`Identity::Url`].
         same_store(choice Identity in IDENTITIES) "same-store";
-        /// Text that is put before every name in the store, and is not shown. By default none.
-        prefix(text) "prefix";
     }
+
+    common_setters!();
 }

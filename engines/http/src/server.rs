@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fencelock_core::engine::{Durability, Finding, LeaseKind, Order, Promises, Purpose, Wake};
-use fencelock_core::{Error, Result};
+use fencelock_core::{ConfigPart, Error, Result};
 use fencelock_wire::{BATCH, Binding, PLACE, SHORTEN, Store, WITHOUT};
 
 use crate::choices::Identity;
@@ -25,7 +25,7 @@ pub(crate) struct ServerInfo {
 impl ServerInfo {
     /// Made from the first replica's answer.
     pub(crate) fn new(config: &Config, said: Store) -> Result<Self> {
-        let refuse = |why: String| Err(Error::config(&config.store, why));
+        let refuse = |why: String| Err(Error::config(&config.store, ConfigPart::Server, why));
         if said.claim_window_ms == 0 || said.poll_ms == 0 {
             return refuse("it says that its claim window is 0".to_owned());
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use fencelock_core::engine::{Claim, EventSender, Promises};
 use fencelock_core::support::{Contention, Mutex};
-use fencelock_core::{BootInstant, ClaimId, Clock, Error, Result};
+use fencelock_core::{BootInstant, ClaimId, Clock, ConfigPart, Error, Result};
 use fencelock_wire::Kind;
 use http::{HeaderValue, Method, StatusCode};
 use serde::Serialize;
@@ -105,7 +105,7 @@ impl State {
         for (index, store) in &said {
             if let Some(why) = info.differs(store) {
                 let why = format!("{}: {why}", replicas.address(*index));
-                return Err(Error::config(&config.store, why));
+                return Err(Error::config(&config.store, ConfigPart::Server, why));
             }
             info.is_served_by(store);
         }
@@ -281,6 +281,7 @@ impl State {
             self.replicas.failed(index);
             return Err(Error::config(
                 &self.config.store,
+                ConfigPart::Server,
                 format!("{address}: {why}"),
             ));
         }
@@ -376,7 +377,7 @@ impl State {
                 tracing::warn!(store = %self.config.store, replica = address, why, "a replica is not used");
                 self.replicas.failed(index);
                 let why = format!("{address}: {why}");
-                return Err(Error::config(&self.config.store, why).into());
+                return Err(Error::config(&self.config.store, ConfigPart::Server, why).into());
             }
         }
         if answer.status == StatusCode::SERVICE_UNAVAILABLE {

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use fencelock_core::engine::TlsFiles;
-use fencelock_core::{Result, StoreUrl};
+use fencelock_core::{ConfigPart, Result, StoreUrl};
 
 /// The TLS options of a URL.
 pub(crate) struct Tls {
@@ -32,7 +32,10 @@ impl Tls {
 
     #[cfg(not(feature = "tls"))]
     fn read(url: &StoreUrl, _files: &TlsFiles) -> Result<Self> {
-        Err(url.refuse("this build has no TLS; build it with the feature tls"))
+        Err(url.refuse_part(
+            ConfigPart::Build,
+            "this build has no TLS; build it with the feature tls",
+        ))
     }
 
     #[cfg(feature = "tls")]
@@ -63,7 +66,9 @@ fn of_file(url: &StoreUrl, text: &[u8]) -> Result<rustls::RootCertStore> {
     let mut roots = rustls::RootCertStore::empty();
     for authority in certificates(url, "tls-ca", text)? {
         let added = roots.add(authority);
-        added.map_err(|error| url.refuse(format!("the file of tls-ca: {error}")))?;
+        added.map_err(|error| {
+            url.refuse_part(ConfigPart::File, format!("the file of tls-ca: {error}"))
+        })?;
     }
     Ok(roots)
 }
@@ -77,7 +82,7 @@ fn of_this_machine(url: &StoreUrl) -> Result<rustls::RootCertStore> {
     }
     match roots.is_empty() {
         false => Ok(roots),
-        true => Err(url.refuse(
+        true => Err(url.refuse_part(ConfigPart::File,
             "TLS needs a trusted authority, and this machine has no list of them (on Debian the package ca-certificates); \
              give tls-ca=FILE",
         )),
@@ -95,10 +100,13 @@ fn certificates(
     let found: std::result::Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).collect();
     match found {
         Ok(found) if !found.is_empty() => Ok(found),
-        Ok(_) => Err(url.refuse(format!(
-            "the file of {option} has no certificate in PEM form"
-        ))),
-        Err(error) => Err(url.refuse(format!("the file of {option}: {error}"))),
+        Ok(_) => Err(url.refuse_part(
+            ConfigPart::File,
+            format!("the file of {option} has no certificate in PEM form"),
+        )),
+        Err(error) => {
+            Err(url.refuse_part(ConfigPart::File, format!("the file of {option}: {error}")))
+        }
     }
 }
 
@@ -113,10 +121,13 @@ fn with_identity(
 
     let chain = certificates(url, "tls-cert", cert)?;
     let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| {
-        url.refuse(
+        url.refuse_part(
+            ConfigPart::File,
             "the file of tls-key has no private key in PEM form (an encrypted one cannot be read)",
         )
     })?;
     let config = builder.with_client_auth_cert(chain, key);
-    config.map_err(|error| url.refuse(format!("tls-cert and tls-key: {error}")))
+    config.map_err(|error| {
+        url.refuse_part(ConfigPart::File, format!("tls-cert and tls-key: {error}"))
+    })
 }

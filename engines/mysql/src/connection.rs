@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use fencelock_core::{Error, Result};
+use fencelock_core::{ConfigPart, Error, Result};
 use fencelock_sql::server::{Host, Servers};
 use mysql_async::Conn;
 
@@ -70,7 +70,9 @@ impl Servers for Config {
         }
         match replica {
             Some(replica) if self.inspect_only => Ok(replica),
-            _ => Err(failure.unwrap_or_else(|| Error::config(&self.store, "it names no host"))),
+            _ => Err(failure.unwrap_or_else(|| {
+                Error::config(&self.store, ConfigPart::Url, "it names no host")
+            })),
         }
     }
 
@@ -126,7 +128,7 @@ async fn connect_in_time(config: &Config, host: usize) -> Result<Connected> {
 async fn connect_to(config: &Config, host: &Host, action: &str) -> Result<Connected> {
     let Some(options) = config.options(host) else {
         let why = format!("it does not name {}", host.name);
-        return Err(Error::config(&config.store, why));
+        return Err(Error::config(&config.store, ConfigPart::Server, why));
     };
     let mut conn = tls::connect(&config.store, &config.tls, host, options, action).await?;
     let mut request = Request::default();

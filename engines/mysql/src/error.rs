@@ -1,4 +1,4 @@
-use fencelock_core::Error;
+use fencelock_core::{ConfigPart, Error};
 use fencelock_sql::server::Failure;
 use mysql_async::{DriverError, IoError};
 
@@ -66,9 +66,14 @@ pub(super) fn caller_error(store: &str, action: &str, error: mysql_async::Error)
             ),
             error,
         ),
-        1049 => Error::config(store, format!("{message}; create it, or name another")),
+        1049 => Error::config(
+            store,
+            ConfigPart::Server,
+            format!("{message}; create it, or name another"),
+        ),
         1665 => Error::config(
             store,
+            ConfigPart::Server,
             "binlog_format is STATEMENT, with which the server takes no writes at READ COMMITTED; set it to ROW or MIXED",
         ),
         // Too many connections, of all or of this user; a limit per hour; too many prepared statements.

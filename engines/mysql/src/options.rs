@@ -7,6 +7,13 @@ use mysql_async::Opts;
 
 /// How locks are kept; `docs/stores/mysql.md` says what each promises. Locks of different strategies do not exclude each
 /// other.
+///
+/// ```
+/// use fencelock_mysql::{Options, Strategy};
+///
+/// // The server frees such a lock as soon as it notices that the client's connection has ended.
+/// let options = Options::new(["db.internal"], "locks").strategy(Strategy::GetLock);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Strategy {

@@ -1,6 +1,6 @@
 use std::collections::HashMap;
 
-use fencelock_core::{Durability, Error, Finding, Result};
+use fencelock_core::{ConfigPart, Durability, Error, Finding, Result};
 
 /// The settings of a server that matter here.
 #[derive(Clone, Debug)]
@@ -52,7 +52,7 @@ impl ServerInfo {
 
     /// Refuses servers that cannot keep a connection-bound lock, or on which such a lock would not exclude others.
     pub(crate) fn check_bound(&self, store: &str, strategy: &str) -> Result<()> {
-        let refuse = |why: String| Err(Error::config(store, why));
+        let refuse = |why: String| Err(Error::config(store, ConfigPart::Server, why));
         if self.get("wsrep_on") == "ON" {
             return refuse(format!(
                 "the server is a node of a Galera cluster. strategy={strategy} locks on one node, and another node would \
@@ -92,6 +92,7 @@ impl ServerInfo {
         }
         Err(Error::config(
             store,
+            ConfigPart::Server,
             format!(
                 "the server is {version}, which forgets its counters in a restart, so that tokens would go back; use \
                  MySQL 8.0 or MariaDB 10.2.4 or later"

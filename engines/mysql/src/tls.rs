@@ -1,7 +1,7 @@
 //! TLS to MySQL and MariaDB. The server's greeting and the client's capabilities are sent in the clear; user and password
 //! follow after the handshake.
 
-use fencelock_core::Error;
+use fencelock_core::{ConfigPart, Error};
 use fencelock_sql::server::Host;
 use fencelock_sql::tls::{Mode, Tls, hint};
 #[cfg(feature = "tls")]
@@ -71,15 +71,16 @@ fn refused(store: &str, tls: &Tls, host: &Host, action: &str, error: mysql_async
     let mode = tls.mode(host);
     #[cfg(feature = "tls")]
     if offers_none(&error) {
-        return Error::config(store, not_offered(&host.name));
+        return Error::config(store, ConfigPart::Server, not_offered(&host.name));
     }
     #[cfg(feature = "tls")]
     if let Some(why) = explain(&error, &host.name) {
-        return Error::config(store, why);
+        return Error::config(store, ConfigPart::Server, why);
     }
     match &error {
         mysql_async::Error::Server(server) if server.code == INSECURE => Error::config(
             store,
+            ConfigPart::Server,
             format!(
                 "{} takes connections with TLS only; use tls=require",
                 host.name

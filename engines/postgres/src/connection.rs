@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use fencelock_core::support::Mutex;
-use fencelock_core::{Error, Result, Token};
+use fencelock_core::{ConfigPart, Error, Result, Token};
 use fencelock_sql::bound::{CloseSignal, SessionId};
 use fencelock_sql::server::SecondServer;
 use tokio::task::JoinHandle;
@@ -183,6 +183,7 @@ impl Hosts {
     pub(super) fn pooled(&self) -> Error {
         Error::config(
             self,
+            ConfigPart::Server,
             "a pooler between this client and PostgreSQL shares connections between transactions (PgBouncer with \
              pool_mode = transaction or statement). Locks and notifications belong to a connection: connect to \
              PostgreSQL itself, or to a pool with pool_mode = session",

@@ -1,6 +1,6 @@
 use std::fmt;
 
-use fencelock_core::Error;
+use fencelock_core::{ConfigPart, Error};
 use fencelock_sql::server::Failure;
 use tokio_postgres::error::SqlState;
 
@@ -31,18 +31,24 @@ pub(super) fn caller_error(store: &str, action: &str, error: tokio_postgres::Err
         return Error::refused(store, action, said);
     }
     if code == SqlState::INVALID_CATALOG_NAME {
-        return Error::config(store, format!("{said}; create it, or name another"));
+        return Error::config(
+            store,
+            ConfigPart::Server,
+            format!("{said}; create it, or name another"),
+        );
     }
     if code == SqlState::UNDEFINED_OBJECT {
         let oldest = OLDEST / 10_000;
         return Error::config(
             store,
+            ConfigPart::Server,
             format!("{said}; this engine needs PostgreSQL {oldest} or later"),
         );
     }
     if said.contains("unsupported startup parameter") {
         return Error::config(
             store,
+            ConfigPart::Server,
             format!("{said}: a pooler such as PgBouncer answers; connect to PostgreSQL itself"),
         );
     }
@@ -65,7 +71,7 @@ fn error_of_driver(store: &str, action: &str, error: &tokio_postgres::Error) -> 
         let why = format!(
             "the server at that port is not a PostgreSQL server ({said}); check host and port"
         );
-        return Error::config(store, why);
+        return Error::config(store, ConfigPart::Server, why);
     }
     Error::unavailable(store, action, said)
 }

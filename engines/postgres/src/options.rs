@@ -11,6 +11,13 @@ use crate::tls::Connector;
 
 /// How locks are kept; `docs/stores/postgres.md` says what each promises. Locks of different strategies do not exclude each
 /// other.
+///
+/// ```
+/// use fencelock_postgres::{Options, Strategy};
+///
+/// // The server frees such a lock as soon as it notices that the client's connection has ended.
+/// let options = Options::new(["db.internal"]).strategy(Strategy::Advisory);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Strategy {

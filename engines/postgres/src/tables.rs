@@ -1,6 +1,6 @@
 //! The tables and functions, and the token counter.
 
-use fencelock_core::{Error, Result, Token};
+use fencelock_core::{ConfigPart, Error, Result, Token};
 
 use super::connection::{Hosts, Session, columns};
 use super::error::is_missing;
@@ -64,7 +64,7 @@ impl Hosts {
             let why = format!(
                 "its tables have format {format}, and this version of fencelock knows format {FORMAT}; use a newer one"
             );
-            return Err(Error::config(self, why));
+            return Err(Error::config(self, ConfigPart::Server, why));
         }
         if lifted != "t" {
             // Once per run: the second client finds it done.

@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use fencelock_core::Error;
+use fencelock_core::{ConfigPart, Error};
 use fencelock_sql::server::Host;
 use fencelock_sql::tls::{self, Mode};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -59,7 +59,7 @@ pub(super) fn refused(
 ) -> Error {
     #[cfg(feature = "tls")]
     if let Some(why) = explain(&error, host) {
-        return Error::config(store, why);
+        return Error::config(store, ConfigPart::Server, why);
     }
     match error.as_db_error() {
         Some(reported) if *reported.code() == SqlState::INVALID_AUTHORIZATION_SPECIFICATION => {

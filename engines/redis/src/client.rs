@@ -97,7 +97,10 @@ fn encrypted_client(
     _info: redis::ConnectionInfo,
     _tls: &TlsFiles,
 ) -> Result<redis::Client> {
-    Err(url.refuse("TLS was not built in; build with the cargo feature `tls`"))
+    Err(url.refuse_part(
+        fencelock_core::ConfigPart::Build,
+        "TLS was not built in; build with the cargo feature `tls`",
+    ))
 }
 
 #[cfg(feature = "tls")]

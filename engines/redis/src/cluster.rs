@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
-use fencelock_core::{BootInstant, Clock, Error, Result};
+use fencelock_core::{BootInstant, Clock, ConfigPart, Error, Result};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::{AsyncConnectionConfig, RedisError};
 
@@ -303,7 +303,7 @@ impl Cluster {
         Err(match failed {
             Some(error) if error.to_string().contains("cluster support disabled") => {
                 let why = "it is not a node of a Redis Cluster; write redis://HOST:PORT";
-                Error::config(store, why)
+                Error::config(store, ConfigPart::Server, why)
             }
             Some(error) => explain(store, action, None, error),
             None => {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 pub(crate) use fencelock_core::engine::Address;
 use fencelock_core::engine::TlsFiles;
-use fencelock_core::{Error, Result, StoreUrl};
+use fencelock_core::{ConfigPart, Error, Result, StoreUrl};
 use redis::ConnectionAddr;
 
 use crate::client::{self, DEFAULT_PORT, at, client, credentials, database, tcp};
@@ -134,7 +134,8 @@ impl Config {
     /// A client for a server at an address that the Sentinels or the cluster reported.
     pub(crate) fn client_at(&self, told: &Address) -> Result<redis::Client> {
         let address = self.address_map.get(told).unwrap_or(told);
-        at(&self.client, address).map_err(|error| Error::config(&self.store, error.to_string()))
+        at(&self.client, address)
+            .map_err(|error| Error::config(&self.store, ConfigPart::Url, error.to_string()))
     }
 }
 

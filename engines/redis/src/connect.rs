@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
 use std::time::Duration;
 
-use fencelock_core::{Clock, Error, Result};
+use fencelock_core::{Clock, ConfigPart, Error, Result};
 use redis::aio::MultiplexedConnection;
 use redis::{
     AsyncConnectionConfig, ErrorKind, FromRedisValue, Pipeline, PushInfo, PushKind, RedisError,
@@ -183,12 +183,12 @@ impl Setup<'_> {
             let text = error.to_string();
             if text.contains("unknown command") || text.contains("NOPROTO") {
                 let why = format!("Redis 6 or later is needed, with RESP3: {text}");
-                return Error::config(&config.store, why);
+                return Error::config(&config.store, ConfigPart::Server, why);
             }
             if self.is_first()
                 && let Some(why) = permanent(&error)
             {
-                return Error::config(&config.store, why);
+                return Error::config(&config.store, ConfigPart::Server, why);
             }
             explain(&config.store, &connecting(client), None, error)
         })
@@ -235,7 +235,7 @@ impl Setup<'_> {
     /// Refuses a server on which this engine cannot work.
     fn check(&self, info: &ServerInfo) -> Result<()> {
         let config = &self.state.config;
-        let refuse = |why: String| Err(Error::config(&config.store, why));
+        let refuse = |why: String| Err(Error::config(&config.store, ConfigPart::Server, why));
         if let Some(why) = info.unfit(config.is_cluster()) {
             return refuse(why.to_owned());
         }

@@ -1,6 +1,6 @@
 //! The driver's errors by meaning, as errors that say what to do.
 
-use fencelock_core::{Cause, Error, Finding, LockName, Purpose};
+use fencelock_core::{Cause, ConfigPart, Error, Finding, LockName, Purpose};
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 /// What an error means for its connection.
@@ -61,6 +61,7 @@ pub(crate) fn explain(
             }
             None => Error::config(
                 store,
+                ConfigPart::Server,
                 "a key beginning with fencelock: holds a value of another type; remove it",
             ),
         };

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use fencelock_core::support::{Backoff, Mutex};
-use fencelock_core::{BootInstant, Clock, Error, Result};
+use fencelock_core::{BootInstant, Clock, ConfigPart, Error, Result};
 use tokio::sync::{Notify, watch};
 
 use crate::config::Address;
@@ -309,7 +309,7 @@ fn promotion_delay(
     }
     let Some(ran) = connection.ran else {
         let why = "promotion-delay needs the start time of the server; allow the command INFO to this user";
-        return Err(Error::config(&config.store, why));
+        return Err(Error::config(&config.store, ConfigPart::Server, why));
     };
     let delay = config.promotion_delay + MARGIN + Duration::from_secs(1);
     let left = delay.checked_sub(found.age.min(ran));

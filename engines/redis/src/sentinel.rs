@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use fencelock_core::support::Mutex;
-use fencelock_core::{BootInstant, Clock, Error, Result};
+use fencelock_core::{BootInstant, Clock, ConfigPart, Error, Result};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Pipeline, RedisError, Value};
@@ -108,7 +108,7 @@ impl Sentinels {
         } = self.ask_all(config).await;
         if known.is_empty() && unknown > 0 {
             let why = format!("no Sentinel knows a master {:?}", self.master);
-            return Err(Error::config(&config.store, why));
+            return Err(Error::config(&config.store, ConfigPart::Server, why));
         }
         let Some(all) = known.iter().map(|answer| answer.all).max() else {
             let silent = || self.unavailable(config, "no Sentinel answers".into());
@@ -119,7 +119,7 @@ impl Sentinels {
             let why = format!(
                 "promotion-delay needs the answers of most of the Sentinels, which are {all}; name at least {most} of them"
             );
-            return Err(Error::config(&config.store, why));
+            return Err(Error::config(&config.store, ConfigPart::Server, why));
         }
         self.decide(config, &known, all, asked_at)
     }

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use fencelock_core::engine::{Claim, Grant, Place, Standing};
-use fencelock_core::{BootInstant, Clock, Error, Mode, Result, Token, Tokens};
+use fencelock_core::{BootInstant, Clock, ConfigPart, Error, Mode, Result, Token, Tokens};
 use fencelock_sql::lease::{self, CLAIM_WINDOW, RECHECK, Rows, Step};
 use rusqlite::params;
 
@@ -164,6 +164,7 @@ fn count(claim: &Claim) -> u32 {
 fn used_by_another_machine(transaction: &Transaction<'_>) -> Error {
     Error::config(
         transaction.file,
+        ConfigPart::Server,
         "another machine uses this file now, and the two do not share their locks; use a server such as redis: or etcd: \
          for several machines. (Or a copy from before the last start of this machine was put back: then restart this \
          process)",

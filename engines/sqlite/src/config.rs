@@ -5,7 +5,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use fencelock_core::{Error, Result};
+use fencelock_core::{ConfigPart, Error, Result};
 
 use crate::options::Options;
 
@@ -48,7 +48,11 @@ impl Config {
         url.finish()?;
         let path = std::path::absolute(&path).map_err(|error| {
             let store = format!("sqlite:{}", path.display());
-            Error::config(&store, format!("the path cannot be used: {error}"))
+            Error::config(
+                &store,
+                ConfigPart::Url,
+                format!("the path cannot be used: {error}"),
+            )
         })?;
         Ok(Self {
             path,
@@ -79,7 +83,7 @@ pub(crate) fn default_path() -> Result<PathBuf> {
     let home = || set("HOME").map(|home| PathBuf::from(home).join(".local/state"));
     let Some(state) = state.or_else(home) else {
         let why = "neither XDG_STATE_HOME nor HOME is set, so there is no default file; name one: sqlite:/PATH";
-        return Err(Error::config("sqlite:", why));
+        return Err(Error::config("sqlite:", ConfigPart::Url, why));
     };
     Ok(state.join("fencelock/locks.db"))
 }
@@ -93,7 +97,7 @@ fn create_default_directory(path: &Path) -> Result<()> {
             "the directory {} of the default file cannot be created: {error}; name another file: sqlite:/PATH",
             directory.display()
         );
-        Error::config("sqlite:", why)
+        Error::config("sqlite:", ConfigPart::Url, why)
     })
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use fencelock_core::{BootInstant, Clock, Error, Result};
+use fencelock_core::{BootInstant, Clock, ConfigPart, Error, Result};
 use fencelock_sql::lease::CLAIM_WINDOW;
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags};
@@ -194,7 +194,7 @@ impl File {
     pub(crate) fn check_name(&self) -> Result<()> {
         match file_name::fault(&self.config.path) {
             Ok(None) => Ok(()),
-            Ok(Some(fault)) => Err(Error::config(self, fault)),
+            Ok(Some(fault)) => Err(Error::config(self, ConfigPart::Server, fault)),
             Err(_) => Err(self.replaced()),
         }
     }
@@ -214,7 +214,7 @@ impl File {
                     .to_owned()
             }
         };
-        Err(Error::config(self, why))
+        Err(Error::config(self, ConfigPart::Server, why))
     }
 }
 

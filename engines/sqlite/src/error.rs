@@ -4,7 +4,7 @@
 
 use std::io::ErrorKind;
 
-use fencelock_core::Error;
+use fencelock_core::{ConfigPart, Error};
 use rusqlite::ErrorCode;
 
 use crate::blocker;
@@ -31,11 +31,12 @@ impl File {
             | ErrorCode::AuthorizationForStatementDenied => self.no_permission(action, cause),
             ErrorCode::NotADatabase => Error::config(
                 self,
+                ConfigPart::Server,
                 "the file is not an SQLite database; name another one. It was not changed",
             ),
             ErrorCode::DatabaseCorrupt => {
                 let why = "the file is damaged; when no process uses it any more, delete it with its -wal and -shm, and a new one is created";
-                Error::config(self, format!("{why} ({cause})"))
+                Error::config(self, ConfigPart::Server, format!("{why} ({cause})"))
             }
             ErrorCode::DiskFull => {
                 let what = self.what_is_full().unwrap_or("the disk or a quota is full");
@@ -91,7 +92,7 @@ impl File {
                 format!("the file cannot be created in {shown}: {cause}")
             }
         };
-        Error::config(self, why)
+        Error::config(self, ConfigPart::Server, why)
     }
 
     fn full(&self, action: &str, what: &str, cause: &str) -> Error {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use fencelock_core::{Error, Result};
+use fencelock_core::{ConfigPart, Error, Result};
 
 use crate::boot::Boot;
 use crate::config::Config;
@@ -19,7 +19,7 @@ pub(crate) struct File {
 
 impl File {
     pub(crate) fn new(config: Config) -> Result<Self> {
-        let boot = Boot::find().map_err(|why| Error::config(&config, why))?;
+        let boot = Boot::find().map_err(|why| Error::config(&config, ConfigPart::Server, why))?;
         Ok(Self {
             config,
             boot,

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use fencelock_core::{StoreUrl, setters};
+use fencelock_core::{StoreUrl, common_setters, setters};
 
 /// Which file, and how to use it: the options of a URL, with types.
 ///
@@ -54,7 +54,7 @@ impl Options {
         connect_timeout(duration) "connect-timeout";
         /// How long each call waits for such processes; 5 s by default.
         response_timeout(duration) "response-timeout";
-        /// Text that is put before every name in the store, and is not shown. By default none.
-        prefix(text) "prefix";
     }
+
+    common_setters!();
 }

@@ -138,7 +138,10 @@ fn root(url: &StoreUrl) -> Result<String> {
 
 #[cfg(not(feature = "tls"))]
 fn with_tls(url: &StoreUrl, _connector: Connector, _files: &TlsFiles) -> Result<Connector> {
-    Err(url.refuse("this build has no TLS; build with the feature tls"))
+    Err(url.refuse_part(
+        fencelock_core::ConfigPart::Build,
+        "this build has no TLS; build with the feature tls",
+    ))
 }
 
 #[cfg(feature = "tls")]

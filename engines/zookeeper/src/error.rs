@@ -1,6 +1,6 @@
 //! The driver's errors by meaning.
 
-use fencelock_core::Error;
+use fencelock_core::{ConfigPart, Error};
 use zookeeper_client::Error as Refusal;
 
 use crate::config::Config;
@@ -45,7 +45,7 @@ pub(crate) fn error(config: &Config, action: impl Into<String>, failure: Failure
         }
         Failure::Refused(Refusal::Unimplemented) => {
             let why = format!("{action}: the server is too old; ZooKeeper 3.6 or later is needed");
-            Error::config(store, why)
+            Error::config(store, ConfigPart::Server, why)
         }
         Failure::Refused(refusal @ (Refusal::QuotaExceeded | Refusal::NoChildrenForEphemerals)) => {
             Error::refused(store, action, refusal)

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fencelock_core::{Engine, Error, LeaseKind, Promises, Result};
+use fencelock_core::{ConfigPart, Engine, Error, LeaseKind, Promises, Result};
 
 use crate::migration::change::{Migration, Opened, Stepped};
 use crate::migration::floor;
@@ -171,7 +171,7 @@ impl Migration {
         let settled = records.settle().await?;
         if settled.stored.times() != Some(times) {
             let why = "the set is prepared already, with another pace, tight or lock-delay";
-            return Err(Error::config(&self.set, why));
+            return Err(Error::config(&self.set, ConfigPart::Record, why));
         }
         Ok(settled)
     }
@@ -195,24 +195,27 @@ impl Migration {
         match own {
             Ok(_) => Ok(Found::Own),
             Err(_) if before || replace && is_over => {
-                let stored = Stored::parse(text).map_err(|why| Error::config(engine, why))?;
+                let stored = Stored::parse(text)
+                    .map_err(|why| Error::config(engine, ConfigPart::Record, why))?;
                 Ok(Found::Over(Box::new(stored)))
             }
             Err(why) if is_over => Err(Error::config(
                 engine,
+                ConfigPart::Record,
                 format!(
                     "{why}. That set's move is over, or was never begun: `--replace` ends that set"
                 ),
             )),
             Err(why) if is_first(text) => Err(Error::config(
                 engine,
+                ConfigPart::Record,
                 format!(
                     "{why}. That set is in its first phase: `fencelock migrate abort` of that set gives this store back"
                 ),
             )),
             Err(why) => {
                 let why = self.unlike_made(&records.ids[at], text).unwrap_or(why);
-                Err(Error::config(engine, why))
+                Err(Error::config(engine, ConfigPart::Record, why))
             }
         }
     }
@@ -248,7 +251,7 @@ impl Migration {
                     "it has no record that says that it is shard {id} of the set {old:?}. Is this the right store? A new set is \
                      made with `fencelock shards init`"
                 );
-                Err(Error::config(engine, why))
+                Err(Error::config(engine, ConfigPart::Record, why))
             }
             _ => Ok(()),
         }
@@ -262,7 +265,8 @@ impl Migration {
             let own = Promised::of(engine.promises());
             all = Some(all.map_or(own.clone(), |all| all.and(&own)));
         }
-        let all = all.ok_or_else(|| Error::config(&self.set, "it has no store"))?;
+        let all =
+            all.ok_or_else(|| Error::config(&self.set, ConfigPart::Record, "it has no store"))?;
         let promises = of_moving(&all, times);
         if promises.max_ttl < promises.min_ttl {
             let why = format!(
@@ -318,7 +322,7 @@ fn check_pace(engine: &dyn Engine, ended: &Stored, times: Times) -> Result<()> {
                 "programs of the set {}, which ends, may hold locks for its pace of {:?} and its lock-delay of {:?}; use no shorter ones",
                 ended.set, before.pace, before.lock_delay
             );
-            Err(Error::config(engine, why))
+            Err(Error::config(engine, ConfigPart::Record, why))
         }
         _ => Ok(()),
     }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use fencelock_core::engine::{Record, RecordChange};
-use fencelock_core::{BootInstant, Clock, Engine, Error, Result};
+use fencelock_core::{BootInstant, Clock, ConfigPart, Engine, Error, Result};
 use futures_util::future::join_all;
 
 use crate::phase::Phase;
@@ -59,7 +59,8 @@ impl Records<'_> {
             stored.check_moving(self.set, &self.ids[at], self.ids)?;
             Ok(stored)
         });
-        let stored = Some(stored.map_err(|why| Error::config(&*self.engines[at], why))?);
+        let stored =
+            Some(stored.map_err(|why| Error::config(&*self.engines[at], ConfigPart::Record, why))?);
         Ok(Read { record, stored })
     }
 
@@ -108,7 +109,7 @@ impl Records<'_> {
                     "the set {} has a record in another store, and none here. Is this the right store? If its record was lost, or `prepare` was interrupted, repeat with --record-lost",
                     self.set
                 );
-                Err(Error::config(&*self.engines[at], why))
+                Err(Error::config(&*self.engines[at], ConfigPart::Record, why))
             }
         }
     }
@@ -119,7 +120,7 @@ impl Records<'_> {
         let found = reads.iter().filter_map(|read| read.stored.as_ref());
         let Some(highest) = found.max_by_key(|stored| stored.version) else {
             let why = "no store has a record; prepare the set with `fencelock migrate prepare`";
-            return Err(Error::config(self.set, why));
+            return Err(Error::config(self.set, ConfigPart::Record, why));
         };
         let own = &reads[self.arbiter];
         let wanted = match &own.stored {

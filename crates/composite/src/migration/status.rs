@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fencelock_core::{Error, Result};
+use fencelock_core::{ConfigPart, Error, Result};
 use futures_util::future::join_all;
 
 use crate::migration::change::{Migration, Opened};
@@ -103,6 +103,7 @@ impl Migration {
             (None, Some(error)) => Err(error),
             (None, None) => Err(Error::config(
                 &self.set,
+                ConfigPart::Record,
                 "no store has a record; prepare the set with `fencelock migrate prepare`",
             )),
         };
@@ -115,7 +116,7 @@ impl Migration {
             stored.check_moving(&self.set, id, ids)?;
             Ok(stored)
         });
-        stored.map_err(|why| Error::config(format!("{} ({id})", self.set), why))
+        stored.map_err(|why| Error::config(format!("{} ({id})", self.set), ConfigPart::Record, why))
     }
 
     async fn describe(

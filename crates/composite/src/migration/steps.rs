@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fencelock_core::engine::{MAX_FLOOR, RecordChange};
-use fencelock_core::{BootInstant, Clock, Engine, Error, Purpose, Result};
+use fencelock_core::{BootInstant, Clock, ConfigPart, Engine, Error, Purpose, Result};
 
 use crate::migration::change::{How, Migration, Opened, Stepped, close};
 use crate::migration::floor;
@@ -123,7 +123,7 @@ impl Migration {
             stored.check_moving(&self.set, id, &ids)?;
             Ok(stored)
         });
-        let stored = stored.map_err(|why| Error::config(store, why))?;
+        let stored = stored.map_err(|why| Error::config(store, ConfigPart::Record, why))?;
         match stored.phase() {
             Phase::New => return Ok(Stepped::Done(Phase::New)),
             Phase::BothNew => {}

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use fencelock_core::engine::{Claim, Event, StoreChange};
 use fencelock_core::support::Mutex;
-use fencelock_core::{BootInstant, ClaimId, Clock, Error, LockName, Result};
+use fencelock_core::{BootInstant, ClaimId, Clock, ConfigPart, Error, LockName, Result};
 use futures_util::future::join_all;
 use tokio::sync::{Mutex as AsyncMutex, watch};
 
@@ -75,7 +75,7 @@ impl State {
         let place = |id: &str| place_of(&self.ids, id, name);
         known
             .route(name, place)
-            .map_err(|why| Error::config(self, why))
+            .map_err(|why| Error::config(self, ConfigPart::Record, why))
     }
 
     /// The knowledge, and the route of a name, fresh enough for a new grant: the record is read again if it is not. In the hush
@@ -107,7 +107,7 @@ impl State {
         if second.is_none() && self.knowledge.has_no_record(first) {
             let why = "it is in charge alone, and has no record: it is another store than the set's, or has lost its data; \
                        `fencelock migrate status` shows which store has one";
-            return Err(Error::config(&self.members[first], why));
+            return Err(Error::config(&self.members[first], ConfigPart::Record, why));
         }
         let why = "the answers took too long, or no store that answers has the record";
         Err(Error::unavailable(self, "reading the record", why))

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use fencelock_composite::{How, Migrate, Moving, Phase, Prepare, Stepped};
 use fencelock_core::engine::{Claim, Leave, Record, RecordChange, Standing};
 use fencelock_core::layers::Layer;
-use fencelock_core::{ClaimIds, Client, Engine, Error, LockName, LossReason, Memory, Token};
+use fencelock_core::{
+    ClaimIds, Client, ConfigPart, Engine, Error, LockName, LossReason, Memory, Token,
+};
 use tokio::task::JoinHandle;
 
 use crate::until;
@@ -454,7 +456,16 @@ async fn one_record_is_enough_and_no_record_is_refused() {
     assert!(!lost.new.record("", None).await.unwrap().text.is_empty());
     let nothing = Two::new();
     let refused = nothing.stores().open().await.unwrap_err();
-    assert!(matches!(refused, Error::Config { .. }), "{refused:?}");
+    assert!(
+        matches!(
+            refused,
+            Error::Config {
+                part: ConfigPart::Record,
+                ..
+            }
+        ),
+        "{refused:?}"
+    );
     assert!(refused.to_string().contains("migrate prepare"), "{refused}");
 }
 

@@ -57,6 +57,10 @@ macro_rules! setters {
     (@ number $(#[$doc:meta])* $name:ident $option:literal) => {
         $crate::setters!(@@ $(#[$doc])* $name $option value (value: u32) value.to_string());
     };
+    (@ flag $(#[$doc:meta])* $name:ident $option:literal) => {
+        $crate::setters!(@@ $(#[$doc])* $name $option value (value: bool)
+            if value { "yes" } else { "no" });
+    };
     (@ text $(#[$doc:meta])* $name:ident $option:literal) => {
         $crate::setters!(@@ $(#[$doc])* $name $option value (value: impl Into<String>) value);
     };
@@ -107,8 +111,23 @@ macro_rules! server_setters {
             tls_key(path) "tls-key";
             /// How long opening the store may take; 5 s by default.
             connect_timeout(duration) "connect-timeout";
+        }
+        $crate::common_setters!();
+    };
+}
+
+/// The setters that all stores have.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! common_setters {
+    () => {
+        $crate::setters! {
             /// Text that is put before every name in the store, and is not shown. By default none.
             prefix(text) "prefix";
+            /// Whether requests for locks fail at once while the store is away. By default they do not.
+            breaker(flag) "breaker";
+            /// Whether this store may be used by itself even if it belongs to a set. By default it may not.
+            outside_set(flag) "outside-set";
         }
     };
 }

@@ -13,7 +13,7 @@ use percent_encoding::percent_decode_str;
 use super::host::{Address, UrlHost, credentials};
 use super::promises::Purpose;
 use super::redact::{self, redacted};
-use crate::types::{Error, Result, parse_duration};
+use crate::types::{ConfigPart, Error, Result, parse_duration};
 
 /// A store's URL in parts. `Debug` and `Display` never show a password.
 ///
@@ -69,7 +69,7 @@ impl StoreUrl {
     /// belong to a password.
     pub fn parse(text: &str) -> Result<Self> {
         let shown = redacted(text);
-        let refuse = |why: String| Error::config(&shown, why);
+        let refuse = |why: String| Error::config(&shown, ConfigPart::Url, why);
         let decode = |part: &str| {
             let decoded = percent_decode_str(part).decode_utf8();
             let decoded = decoded.map(|text| text.into_owned());
@@ -334,9 +334,8 @@ impl StoreUrl {
                 let name = quotable(&name, |c| {
                     c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_'
                 });
-                self.refuse(format!(
-                    "the environment variable{name} of {of_env}: {error}"
-                ))
+                let why = format!("the environment variable{name} of {of_env}: {error}");
+                self.refuse_part(ConfigPart::File, why)
             });
         }
         if let Some(path) = file {
@@ -348,7 +347,8 @@ impl StoreUrl {
                 } else {
                     String::new()
                 };
-                self.refuse(format!("the file{path} of {of_file}: {error}"))
+                let why = format!("the file{path} of {of_file}: {error}");
+                self.refuse_part(ConfigPart::File, why)
             })?;
             return Ok(Some(read.strip_suffix('\n').unwrap_or(&read).to_owned()));
         }
@@ -499,7 +499,23 @@ impl StoreUrl {
     /// An [`Error::Config`] about this URL.
     #[must_use]
     pub fn refuse(&self, why: impl Into<String>) -> Error {
-        Error::config(self.to_string(), why)
+        self.refuse_part(ConfigPart::Url, why)
+    }
+
+    /// An [`Error::Config`] about something else that this URL needs.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # fn main() -> Result<()> {
+    /// let url = StoreUrl::parse("etcds://db")?;
+    /// let error = url.refuse_part(ConfigPart::Build, "this build has no TLS");
+    /// assert_eq!(error.to_string(), "store etcds://db: this build has no TLS");
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn refuse_part(&self, part: ConfigPart, why: impl Into<String>) -> Error {
+        Error::config(self.to_string(), part, why)
     }
 }
 

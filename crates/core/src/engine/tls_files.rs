@@ -1,7 +1,7 @@
 //! The files that a URL names for TLS.
 
 use super::store_url::StoreUrl;
-use crate::types::Result;
+use crate::types::{ConfigPart, Result};
 
 /// The paths in `tls-ca`, `tls-cert` and `tls-key`.
 #[derive(Debug, Default)]
@@ -74,6 +74,9 @@ impl TlsFiles {
     /// [`Error::Config`](crate::Error::Config) if that fails.
     pub fn contents(url: &StoreUrl, option: &str, file: &str) -> Result<Vec<u8>> {
         let read = std::fs::read(file);
-        read.map_err(|error| url.refuse(format!("the file {file} of {option}: {error}")))
+        read.map_err(|error| {
+            let why = format!("the file {file} of {option}: {error}");
+            url.refuse_part(ConfigPart::File, why)
+        })
     }
 }

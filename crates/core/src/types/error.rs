@@ -51,6 +51,8 @@ pub enum Error {
     Config {
         /// The store's URL without its password.
         store: String,
+        /// What must be changed.
+        part: ConfigPart,
         /// What is wrong with it and what to change.
         why: String,
     },
@@ -158,6 +160,55 @@ pub enum Error {
     },
 }
 
+/// What must be changed before a store can be used: see [`Error::Config`].
+///
+/// ```
+/// # use fencelock_core::*;
+/// # fn main() -> Result<()> {
+/// let wrong = StoreUrl::parse("redis://db?db=1&db=2").unwrap_err();
+/// assert!(matches!(wrong, Error::Config { part: ConfigPart::Url, .. }));
+/// let missing = StoreUrl::parse("redis://db?password-file=/nowhere")?.take_password().unwrap_err();
+/// match missing {
+///     Error::Config { part: ConfigPart::File, why, .. } => println!("a secret is not mounted: {why}"),
+///     other => return Err(other),
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ConfigPart {
+    /// The URL, one of its options, or the name of a store. Nothing was sent to the store.
+    Url,
+    /// A file or an environment variable that the URL names. Nothing was sent to the store.
+    File,
+    /// This build: the cargo feature of the store, of TLS or of the configuration file is missing.
+    Build,
+    /// The server, or the file of an SQLite store: it is of another kind or version, or its configuration does not suit locks.
+    Server,
+    /// The record of a set of stores: it is missing, or belongs to another set.
+    Record,
+}
+
+impl ConfigPart {
+    /// The part as one word, for metrics and logs.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// assert_eq!(ConfigPart::Server.as_str(), "server");
+    /// ```
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Url => "url",
+            Self::File => "file",
+            Self::Build => "build",
+            Self::Server => "server",
+            Self::Record => "record",
+        }
+    }
+}
+
 /// An input in quotes, shortened, since it may be very long. It is shown because the reader has given it.
 fn quoted(input: &str) -> String {
     const MOST: usize = 100;
@@ -181,9 +232,9 @@ impl Error {
     }
 
     /// A store's URL or configuration that cannot be used.
-    pub fn config(store: impl ToString, why: impl Into<String>) -> Self {
+    pub fn config(store: impl ToString, part: ConfigPart, why: impl Into<String>) -> Self {
         let (store, why) = (store.to_string(), why.into());
-        Self::Config { store, why }
+        Self::Config { store, part, why }
     }
 
     /// A configuration file that cannot be used.
@@ -257,7 +308,7 @@ impl Error {
     /// # use fencelock_core::*;
     /// # fn main() -> Result<()> {
     /// let (store, name) = ("redis://db", LockName::new("report")?);
-    /// assert_eq!(Error::config(store, "it has no host").as_str(), "config");
+    /// assert_eq!(Error::config(store, ConfigPart::Server, "it has no host").as_str(), "config");
     /// assert_eq!(Error::unsupported(store, "a permit", "it has none").as_str(), "unsupported");
     /// assert_eq!(Error::unsettled(store, "withdrawing a claim").as_str(), "unavailable");
     /// assert_eq!(Error::refused(store, "taking lock report", "NOPERM").as_str(), "refused");

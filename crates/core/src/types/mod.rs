@@ -14,7 +14,7 @@ mod token;
 
 pub use clock::{BootInstant, Clock};
 pub use duration::in_words;
-pub use error::{Cause, Error, Result};
+pub use error::{Cause, ConfigPart, Error, Result};
 pub use loss::LossReason;
 pub use mode::{Mode, Release};
 pub use name::{LockName, MAX_NAME_BYTES};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fencelock_core::support::Mutex;
-use fencelock_core::{BootInstant, Clock, Error, LockName, Result, Token};
+use fencelock_core::{BootInstant, Clock, ConfigPart, Error, LockName, Result, Token};
 use fencelock_sql::server::Failure;
 use mysql_async::{Conn, Row, from_row_opt};
 
@@ -171,6 +171,7 @@ impl Leases {
             Ok(None) => Err(Failure::NoTables("the tables are empty".into())),
             _ => Err(Failure::Final(Error::config(
                 &self.config.store,
+                ConfigPart::Server,
                 format!(
                     "another version of fencelock, or another program, made the tables {}_...; use that version, or other tables with ?table=NAME",
                     self.config.table

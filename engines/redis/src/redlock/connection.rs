@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use fencelock_core::{Error, Result};
+use fencelock_core::{ConfigPart, Error, Result};
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Pipeline, PushInfo, PushKind, RedisError, Value};
 use tokio::sync::Notify;
@@ -80,7 +80,7 @@ impl Setup<'_> {
         let connected = connect(self.client, self.connect_timeout, listen).await;
         let mut driver = connected.map_err(|error| self.failed("connecting", error))?;
         let info = self.ask_who(&mut driver).await?;
-        let refuse = |why| Err(Error::config(self.node, why));
+        let refuse = |why| Err(Error::config(self.node, ConfigPart::Server, why));
         if info.get("redis_mode") == Some("sentinel") || info.get("cluster_enabled") == Some("1") {
             return refuse(
                 "it is a Sentinel or a node of a cluster; each node of a redlock is a server of its own",

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use fencelock_core::support::Backoff;
-use fencelock_core::{Clock, Error, Result};
+use fencelock_core::{Clock, ConfigPart, Error, Result};
 use futures_util::future::join_all;
 use redis::{FromRedisValue, Value};
 
@@ -173,7 +173,7 @@ async fn connect(state: &Arc<State>, node: &Node) -> Result<Arc<Connection>> {
             "it is the same server as {}; a server has one vote, so name each once",
             other.name
         );
-        return Err(Error::config(&node.name, why));
+        return Err(Error::config(&node.name, ConfigPart::Server, why));
     }
     Ok(connection)
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fencelock_core::engine::EventSource;
-use fencelock_core::{Clock, Error, Result};
+use fencelock_core::{Clock, ConfigPart, Error, Result};
 
 use super::config::Config;
 use super::membership::maintain;
@@ -31,13 +31,13 @@ async fn wait_until_ready(state: &State) -> Result<()> {
     loop {
         changes.mark_unchanged();
         if let Some(why) = state.nodes.iter().find_map(|node| node.unfit()) {
-            return Err(Error::config(&config.store, why));
+            return Err(Error::config(&config.store, ConfigPart::Server, why));
         }
         if let Some((one, other)) = same_server(state) {
             let why = format!(
                 "{one} and {other} are the same server; a server has one vote, so name each once"
             );
-            return Err(Error::config(&config.store, why));
+            return Err(Error::config(&config.store, ConfigPart::Server, why));
         }
         let now = Clock::Boot.now();
         let waited = now.since(begun);

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use fencelock_core::engine::{Evict, Withdrawn};
-use fencelock_core::{Durability, Engine, Error};
+use fencelock_core::{ConfigPart, Durability, Engine, Error};
 use fencelock_redis::Redis;
 use fencelock_testbed::Redis as Server;
 
@@ -152,7 +152,16 @@ async fn tls_works_and_checks_the_certificate() {
     let error = refused(&format!("rediss://localhost:{port}")).await;
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     let error = refused(&format!("rediss://localhost:{port}?tls-ca=/nonexistent")).await;
-    assert!(matches!(error, Error::Config { .. }), "{error}");
+    assert!(
+        matches!(
+            error,
+            Error::Config {
+                part: ConfigPart::File,
+                ..
+            }
+        ),
+        "{error}"
+    );
 }
 
 #[cfg(not(feature = "tls"))]
@@ -208,7 +217,16 @@ async fn promises_name_what_the_server_may_lose() {
 async fn a_cluster_node_is_refused() {
     let server = Server::builder().cluster().start().unwrap();
     let error = refused(&server.url()).await;
-    assert!(matches!(error, Error::Config { .. }), "{error}");
+    assert!(
+        matches!(
+            error,
+            Error::Config {
+                part: ConfigPart::Server,
+                ..
+            }
+        ),
+        "{error}"
+    );
     assert!(error.to_string().contains("Cluster"), "{error}");
 }
 

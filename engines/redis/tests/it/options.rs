@@ -1,7 +1,7 @@
 //! Typed options and clients of the driver: their locks are those of the URL, and every option takes effect.
 
 use fencelock_core::engine::Standing;
-use fencelock_core::{Engine, Error, LockName};
+use fencelock_core::{ConfigPart, Engine, Error, LockName};
 use fencelock_redis::{Options, Redis, redlock};
 use fencelock_testbed::{Redis as Server, RedisCluster, RedisSentinel};
 
@@ -75,7 +75,16 @@ async fn credentials_of_the_drivers_client_are_used() {
         (Options::from_client(own).database(1), "database"),
     ] {
         let error = refused(options).await;
-        assert!(matches!(error, Error::Config { .. }), "{error}");
+        assert!(
+            matches!(
+                error,
+                Error::Config {
+                    part: ConfigPart::Url,
+                    ..
+                }
+            ),
+            "{error}"
+        );
         assert!(error.to_string().contains(word), "{word}: {error}");
     }
 }

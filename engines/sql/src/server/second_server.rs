@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use fencelock_core::support::Mutex;
-use fencelock_core::{BootInstant, Clock, Error, Result};
+use fencelock_core::{BootInstant, Clock, ConfigPart, Error, Result};
 use futures_util::future::join_all;
 
 /// How long a check is good for.
@@ -106,6 +106,7 @@ async fn rule_out<S: Servers>(servers: &S) -> Result<()> {
     let way_out = servers.way_out();
     Err(Error::config(
         servers,
+        ConfigPart::Server,
         format!(
             "{one} and {other} are two servers that both take writes: each would grant the same lock to another client. \
              {way_out}"

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use fencelock_core::engine::TlsFiles;
-use fencelock_core::{Result, StoreUrl};
+use fencelock_core::{ConfigPart, Result, StoreUrl};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, InvalidDnsNameError, PrivateKeyDer};
 use rustls::{AlertDescription, CertificateError, ClientConfig, RootCertStore};
@@ -42,7 +42,12 @@ impl Trust {
                 )?;
                 for authority in &authorities {
                     let added = store.add(authority.clone());
-                    let refuse = |error| url.refuse(format!("the file {file} of tls-ca: {error}"));
+                    let refuse = |error| {
+                        url.refuse_part(
+                            ConfigPart::File,
+                            format!("the file {file} of tls-ca: {error}"),
+                        )
+                    };
                     added.map_err(refuse)?;
                 }
                 authorities
@@ -57,12 +62,14 @@ impl Trust {
                 );
                 let chain = certificates(url, "tls-cert", cert, &text.0)?;
                 let secret = PrivateKeyDer::from_pem_slice(&text.1).map_err(|_| {
-                    url.refuse(format!(
+                    url.refuse_part(ConfigPart::File, format!(
                         "the file {key} of tls-key has no private key in PEM form (an encrypted one cannot be read)"
                     ))
                 })?;
                 let config = builder.with_client_auth_cert(chain, secret);
-                let refuse = |error| url.refuse(format!("tls-cert and tls-key: {error}"));
+                let refuse = |error| {
+                    url.refuse_part(ConfigPart::File, format!("tls-cert and tls-key: {error}"))
+                };
                 (config.map_err(refuse)?, Some(text))
             }
             _ => (builder.with_no_client_auth(), None),
@@ -90,10 +97,14 @@ fn certificates(
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).collect();
     match found {
         Ok(found) if !found.is_empty() => Ok(found),
-        Ok(_) => Err(url.refuse(format!(
-            "the file {file} of {option} has no certificate in PEM form"
-        ))),
-        Err(error) => Err(url.refuse(format!("the file {file} of {option}: {error}"))),
+        Ok(_) => Err(url.refuse_part(
+            ConfigPart::File,
+            format!("the file {file} of {option} has no certificate in PEM form"),
+        )),
+        Err(error) => Err(url.refuse_part(
+            ConfigPart::File,
+            format!("the file {file} of {option}: {error}"),
+        )),
     }
 }
 
@@ -107,7 +118,7 @@ fn of_this_machine(
     if authorities.is_empty() {
         let why = "TLS needs a trusted authority, and this machine has no list of them (on Debian the package ca-certificates); \
                    give tls-ca=FILE";
-        return Err(url.refuse(why));
+        return Err(url.refuse_part(ConfigPart::File, why));
     }
     Ok(authorities)
 }

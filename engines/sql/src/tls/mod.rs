@@ -86,10 +86,13 @@ impl Tls {
         let change = "this build has no TLS; build with the feature tls, or use tls=off";
         match hosts.iter().find(|host| tls.mode(host) != Mode::Off) {
             None => Ok(tls),
-            Some(_) if asked.is_some() => Err(url.refuse(change)),
-            Some(Host { name, .. }) => Err(url.refuse(format!(
-                "{name} is another machine, where TLS is the default, and {change}"
-            ))),
+            Some(_) if asked.is_some() => {
+                Err(url.refuse_part(fencelock_core::ConfigPart::Build, change))
+            }
+            Some(Host { name, .. }) => Err(url.refuse_part(
+                fencelock_core::ConfigPart::Build,
+                format!("{name} is another machine, where TLS is the default, and {change}"),
+            )),
         }
     }
 
