@@ -26,6 +26,13 @@ pub(crate) fn has_record(url: &StoreUrl) -> bool {
     !is_set(url) && url.clone().take(OPTION).is_some()
 }
 
+/// A URL without the option, whose engine names the option in its error for an unknown one.
+#[cfg(feature = "redis")]
+pub(crate) fn known(mut url: StoreUrl) -> StoreUrl {
+    url.take(OPTION);
+    url
+}
+
 impl WithRecord {
     pub(crate) fn new(
         url: StoreUrl,
