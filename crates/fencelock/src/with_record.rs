@@ -50,7 +50,7 @@ impl WithRecord {
     fn parts(&self) -> Result<(Box<dyn StoreOptions>, ToOpen)> {
         let mut url = self.url.clone();
         let mut record = (self.of_text)(url.take(OPTION).unwrap_or_default())?;
-        refuse_set("the keeper of a record", record.url())?;
+        refuse_set("the store that keeps a record", record.url())?;
         record.url().inspect_only = url.inspect_only;
         Ok(((self.of_url)(url)?, ToOpen::new(record)?))
     }
