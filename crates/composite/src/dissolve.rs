@@ -99,7 +99,7 @@ async fn dissolve_opened(
     for _ in 0..ROUNDS {
         let record = store.record("", None).await?;
         if record.text.is_empty() {
-            let why = "it has no record: it is another store than the set's, or has lost its data";
+            let why = "it has no record: it is another store than the set's, or has lost its data; correct the URL of the set";
             return Err(Error::config(store, why));
         }
         let stored = Stored::parse(&record.text).map_err(|why| Error::config(store, why))?;

@@ -34,7 +34,7 @@ impl Boot {
         }
         let id = kernel_boot_id().map_err(|error| {
             format!(
-                "the boot of this machine cannot be determined: {BOOT_ID} cannot be read: {error}"
+                "the boot of this machine cannot be determined: {BOOT_ID} cannot be read: {error}; mount /proc, or use a server such as redis:"
             )
         })?;
         Ok(Self { id })

@@ -292,7 +292,7 @@ impl Migration {
             if !broken.is_empty() {
                 let what = broken.join(", ");
                 return Ok(Some(format!(
-                    "[{id}] it does not offer {what} (any more), which the record promises"
+                    "[{id}] it does not offer {what} (any more), which the record promises; configure the store as it was"
                 )));
             }
             let found = engine.inspect().diagnose().await?;
