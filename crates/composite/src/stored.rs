@@ -383,8 +383,8 @@ pub(crate) fn dissolved(text: &str) -> Option<Stored> {
     Stored::parse(text).ok().filter(Stored::is_dissolved)
 }
 
-/// Whether the store with this record may be used by itself: before a move has begun, after it is over, after the store was given
-/// back, or after the set was dissolved. So programs need not all be switched at the same moment.
+/// Whether programs may use the store with this record by itself. They may before a move has begun, after it is over, after the
+/// store was given back, and after the set was dissolved. So you can switch the programs one after the other.
 ///
 /// ```
 /// assert!(!fencelock_composite::may_stand_alone("nonsense"));

@@ -47,8 +47,8 @@ const LIFT_ONCE: &str = concat!(
 const LIFT: &str = "lift tokens to the time (needs UPDATE on fencelock_store and fencelock_tokens)";
 
 impl Hosts {
-    /// Checks or creates the tables and functions, and lifts tokens above all earlier ones: lifting to the time makes up for
-    /// what was lost with an old server or undone by an old dump.
+    /// Checks or creates the tables and functions, and lifts tokens above all earlier ones. Earlier tokens may be lost with an
+    /// old server, or undone by an old dump. So it lifts them to the time.
     pub(super) async fn prepare_tokens(&self, session: &mut Session) -> Result<()> {
         let mut answer = self.ask(session).await?;
         if answer.is_none() {

@@ -1,12 +1,13 @@
 //! Takes and releases without contention that come together are sent in batches.
 //!
-//! Single requests cost client and server more than a batch, and make them work in turns: all callers run before the next
-//! request is written, and the server is idle meanwhile. Here the callers of one batch get their answers, and their next
-//! requests are written, before the next batch's answers are handed out. So client and server work at the same time.
+//! Single requests cost client and server more than a batch. They also make the two work in turns: all callers run before the
+//! client writes the next request, and the server is idle meanwhile. Here the callers of one batch get their answers, and the
+//! client writes their next requests, before it hands out the answers of the next batch. So client and server work at the same
+//! time.
 //!
 //! In a batch each take is a `SET` of its own, and one `INCRBY` after all of them draws a token for each. So a token is drawn
-//! after its lock was won and before its caller knows, as for a take that is sent alone: the next holder of the lock draws
-//! later. A script of all releases comes before the takes, and after it one of all takes whose token is recorded.
+//! after its lock was won and before its caller knows, as for a take that is sent alone. The next holder of the lock draws later.
+//! Before the takes comes one script of all releases, and then one of all takes whose token is recorded.
 
 use std::collections::VecDeque;
 use std::fmt;

@@ -22,9 +22,9 @@ use crate::types::{ClaimId, Error, LockName, Result, Token, in_words};
 ///
 /// Renewals and releases always go through, and so do calls for inspection: their result is worth a timeout.
 ///
-/// It also keeps a budget of retries, so that they do not overload a store that comes back: the number of repeated requests is
-/// at most a tenth of the calls that succeeded in the last 10 s, plus one per second. Beyond that it sends none: a request that
-/// waits pauses for its longest time instead.
+/// It also keeps a budget of retries, so that they do not overload a store that comes back. The budget is a tenth of the calls
+/// that succeeded in the last 10 s, plus one per second. When it is used up, the breaker sends no more retries: a request that
+/// waits makes its longest pause instead.
 ///
 /// ```
 /// # use std::sync::Arc;
