@@ -1,5 +1,5 @@
-//! The end of a set that is down to one store: its floor goes into the store's counter, and then its record is ended. After that
-//! programs use the store by its own URL.
+//! The end of a set that is down to one store. First the store's counter is raised above the floor, and then the record says
+//! that the set is dissolved. After that programs use the store by its own URL.
 
 use std::sync::Arc;
 

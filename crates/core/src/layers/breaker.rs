@@ -17,8 +17,8 @@ use crate::types::{ClaimId, Error, LockName, Result, Token, in_words};
 ///
 /// It opens after 5 failures in a row, or 2 s without an answer. Only [`Error::Unavailable`] is a failure: a lock that is held
 /// is an answer. While it is open, `place` fails without a request to the store, and after each pause one `place` goes through
-/// as a probe. The pauses last 0.25 s, then twice as long each time, 15 s at most; each is drawn at random between half of that
-/// and the whole. Any answer closes it.
+/// as a probe. The first pause lasts 0.25 s, and each further one twice as long, up to 15 s. The actual pause is drawn at random,
+/// from half of that time to all of it. Any answer closes the breaker.
 ///
 /// Renewals and releases always go through, and so do calls for inspection: their result is worth a timeout.
 ///
