@@ -189,8 +189,9 @@ impl Drop for Together {
     }
 }
 
-/// A caller that waits for its answer. Once it is dropped, its request is either never sent, or already on its way and
-/// ahead of every later request of this connection, such as a withdrawal of the same claim.
+/// A caller that waits for its answer. When it is dropped, one of two things is true: its request will never be sent, or its
+/// request is on its way already. Then it is ahead of every later request of this connection, such as a withdrawal of the same
+/// claim.
 struct Asking<'a, T> {
     queue: &'a Queue,
     receiver: oneshot::Receiver<T>,
@@ -317,9 +318,9 @@ async fn run(queue: Arc<Queue>, sending: Sending) {
     }
 }
 
-/// Gives the answers of a batch, and of others that are there already, as long as what all their callers ask for next fits into
-/// one batch: so small batches become one where this process has more to do than the server. Returns the batch whose turn is
-/// next, if its answers are there.
+/// Gives the answers of a batch to its callers. It also gives those of further batches that are there already, as long as the
+/// next requests of all these callers fit into one batch. So small batches become one if this process is slower than the server.
+/// Returns the batch whose turn is next, if its answers are there.
 fn give_some(first: Answered, under_way: &mut FuturesUnordered<OnItsWay>) -> Option<Answered> {
     let mut room = MOST.saturating_sub(first.callers.len());
     first.give();
