@@ -50,6 +50,13 @@ fn the_pages_of_stores_have_a_table_of_all_options() {
     }
 }
 
+#[test]
+fn the_error_for_an_unknown_option_names_record_where_a_store_takes_it() {
+    let takes_record = |url: &str| options_of(url).iter().any(|option| option == "record");
+    assert!(takes_record("redlock://h1,h2,h3"));
+    assert!(!takes_record("redis://h"));
+}
+
 /// The options that a store takes, from its error for an unknown one.
 fn options_of(url: &str) -> Vec<String> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fencelock"));

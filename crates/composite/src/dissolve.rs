@@ -1,5 +1,5 @@
-//! The end of a set that is down to one store: its floor goes into the store's counter, and then its record is ended. After that
-//! programs use the store by its own URL.
+//! The end of a set that is down to one store. First the store's counter is raised above the floor, and then the record says
+//! that the set is dissolved. After that programs use the store by its own URL.
 
 use std::sync::Arc;
 
@@ -99,7 +99,7 @@ async fn dissolve_opened(
     for _ in 0..ROUNDS {
         let record = store.record("", None).await?;
         if record.text.is_empty() {
-            let why = "it has no record: it is another store than the set's, or has lost its data";
+            let why = "it has no record: it is another store than the set's, or has lost its data; correct the URL of the set";
             return Err(Error::config(store, ConfigPart::Record, why));
         }
         let stored = Stored::parse(&record.text)

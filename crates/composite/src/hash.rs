@@ -3,8 +3,8 @@
 const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
 const FNV_PRIME: u64 = 0x0000_0100_0000_01b3;
 
-/// So many bids are computed at once: a processor has one multiplication done while it begins the next, and each byte of
-/// one bid alone has to wait for the byte before.
+/// How many bids are computed side by side. Within one bid each byte has to wait for the multiplication of the byte before. The
+/// processor works on the other bids meanwhile.
 const AT_ONCE: usize = 4;
 
 /// The bid of this shard for this key: FNV-1a (64 bits) of the shard's id, a zero byte, the byte `i` and the key, through the

@@ -177,8 +177,8 @@ impl Known {
     }
 }
 
-/// A duration on this machine's clock that is over before `time` is over on any other machine: clocks differ by up to 1 %, and
-/// rounding by up to 2 ms.
+/// A duration that is over on this machine's clock before `time` is over on any other machine's. Clocks differ by up to 1 %, and
+/// rounded times by up to 2 ms.
 pub(crate) fn less_drift(time: Duration) -> Duration {
     time.saturating_sub(time / 100 + Duration::from_millis(2))
 }

@@ -21,7 +21,10 @@ impl Maps {
         let refuse = |what: String, why: &str| Err(Error::invalid("change of shards", what, why));
         let both = || format!("{old} -> {new}");
         if old.key() != new.key() {
-            return refuse(both(), "both sets must have the same key rule");
+            return refuse(
+                both(),
+                "both sets must have the same key rule; give them the same key=",
+            );
         }
         for (id, weight) in old.shards() {
             if new.weight(id).is_some_and(|other| other != weight) {
@@ -30,7 +33,10 @@ impl Maps {
             }
         }
         match old == new {
-            true => refuse(both(), "both sets have the same shards"),
+            true => refuse(
+                both(),
+                "both sets have the same shards; add a shard to the new one, or leave one out",
+            ),
             false => Ok(()),
         }
     }

@@ -169,8 +169,8 @@ impl Migrate {
     /// Opens the stores that answer, and reads their records again and again until the engine is closed or dropped.
     ///
     /// # Errors
-    /// [`Error::Config`] if no store has a record, or a record does not fit: it is that of the other store (the URLs are
-    /// swapped), or of another set. [`Error::Unavailable`] if no store with a record answers.
+    /// [`Error::Config`] if no store has a record, or if a record belongs to the other store (the URLs are swapped) or to
+    /// another set. [`Error::Unavailable`] if no store with a record answers.
     pub async fn open(self) -> Result<Moving> {
         self.check()?;
         let (joining, events) = Joining::channel();

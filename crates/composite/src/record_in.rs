@@ -103,7 +103,7 @@ impl Layer for RecordIn {
         let scope = format!("{}\n{scope}", self.address);
         if scope.len() > MAX_SCOPE_BYTES {
             let why = format!(
-                "its hosts and its prefix are longer than the {MAX_SCOPE_BYTES} bytes by which another store finds its record"
+                "its hosts and its prefix are longer than the {MAX_SCOPE_BYTES} bytes by which another store finds its record; use shorter ones"
             );
             return Err(Error::config(self, ConfigPart::Record, why));
         }

@@ -157,7 +157,11 @@ impl Stored {
     /// Why this version cannot use the text, as words.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let read = serde_json::from_str::<Self>(text);
-        let stored = read.map_err(|error| format!("its record cannot be read ({error})"))?;
+        let stored = read.map_err(|error| {
+            format!(
+                "its record cannot be read ({error}); use a newer fencelock, or restore the record"
+            )
+        })?;
         let known = match (stored.kind.as_str(), &stored.moving) {
             (ROUTED, None) => stored.phase == 0,
             (MOVING, Some(_)) | (DISSOLVED, _) => Phase::from_number(stored.phase).is_some(),
@@ -312,14 +316,16 @@ impl Stored {
     pub(crate) fn check_fixed(&self, set: &str, shard: &str, map: &Map) -> Result<(), String> {
         self.check_shard(set, shard)?;
         if self.moving.is_some() {
-            return Err(format!("the shards of the set {set:?} are being changed"));
+            return Err(format!(
+                "the shards of the set {set:?} are being changed; open it as migrate:?…"
+            ));
         }
         match self.map() {
             Some(written) if written == *map => Ok(()),
             Some(written) => Err(format!(
                 "the set {set:?} was made with the shards {written}, and this program names {map}; all programs must name the same"
             )),
-            None => Err("its record cannot be read (a bad map)".to_owned()),
+            None => Err("its record cannot be read (a bad map); use a newer fencelock, or restore the record".to_owned()),
         }
     }
 
@@ -377,8 +383,8 @@ pub(crate) fn dissolved(text: &str) -> Option<Stored> {
     Stored::parse(text).ok().filter(Stored::is_dissolved)
 }
 
-/// Whether the store with this record may be used by itself: before a move has begun, after it is over, after the store was given
-/// back, or after the set was dissolved. So programs need not all be switched at the same moment.
+/// Whether programs may use the store with this record by itself. They may before a move has begun, after it is over, after the
+/// store was given back, and after the set was dissolved. So you can switch the programs one after the other.
 ///
 /// ```
 /// assert!(!fencelock_composite::may_stand_alone("nonsense"));

@@ -389,9 +389,10 @@ impl Acquire {
         self
     }
 
-    /// Renews only while `check` returns true. The client calls it before each renewal, at a third of the ttl, and after a
-    /// `false` again and again while the validity lasts. A holder that stays unhealthy loses the lock at the end of its
-    /// validity. Its guard reports the loss, and the lock is given back (its lock-delay runs) although the guard still exists.
+    /// Renews only while `check` returns true. The client calls it before each renewal, at a third of the ttl. After a `false` it
+    /// calls it again and again while the validity lasts. A holder that stays unhealthy loses the lock at the end of its
+    /// validity. Its guard reports the loss, and the client gives the lock back (then its lock-delay runs) although the guard
+    /// still exists.
     ///
     /// The check must return at once: all renewals wait for it. A panic in it counts as `false`. See
     /// [`Heartbeat`](crate::Heartbeat) for a check that needs signs of life. The check has no effect on a hold that was joined.
@@ -415,8 +416,8 @@ impl Acquire {
         self
     }
 
-    /// Takes the lock, runs `body` and releases. If the lock is lost before the body has ended, the body is dropped at its next
-    /// await; if there is none, its result is dropped. A panic in the body releases the lock, too.
+    /// Takes the lock, runs `body` and releases. If the lock is lost before the body has ended, the client drops the body at its
+    /// next await. If there is no further await, the client drops its result. A panic in the body releases the lock, too.
     ///
     /// # Errors
     /// Those of the request, and [`Error::Lost`] if the lock was lost before the body ended. A release that the store did not

@@ -112,8 +112,8 @@ impl ClientBuilder {
     }
 
     /// Sets a function that gives the class of a lock name. The class is a field of spans and a label of metrics
-    /// (docs/metrics.md), in which lock names themselves never appear, because there may be many and they may be secret. No
-    /// class by default.
+    /// (docs/metrics.md). Lock names themselves never appear there: they may be many, and they may be secret. No class by
+    /// default.
     ///
     /// The function is called for every request and must return at once, with one of a few words. A panic in it counts as no
     /// class.
@@ -534,8 +534,9 @@ impl Client {
     }
 
     /// Whether exactly this grant is held now (Chubby's `CheckSequencer`). A lock that the store only keeps for its lock-delay
-    /// is no longer held; on a store where a hold lives as long as a session ([`LeaseKind::Session`]), the difference cannot be
-    /// seen. A lock that stays held after its release ([`Acquire::at_least`]) counts as held.
+    /// is no longer held. But on a store where a hold lives as long as a session ([`LeaseKind::Session`]), such a lock counts as
+    /// held, because the store shows no difference. A lock that stays held after its release ([`Acquire::at_least`]) counts as
+    /// held, too.
     ///
     /// # Errors
     /// [`Error::Unavailable`] if the store does not answer.

@@ -365,9 +365,9 @@ impl Guard {
     /// Renews now, for `ttl` from now on, even if that is shorter than the remaining time. Later renewals keep the client's own
     /// ttl, and do not shorten the lease.
     ///
-    /// A shortening renewal without an answer may still arrive. So from then on the client believes in renewals of this hold
-    /// for at most the time that the shortening one asked for; see [`Guard::remaining`]. Over the lock service this applies
-    /// even after an answer, since a proxy may repeat the request.
+    /// If a renewal that shortens has no answer, it may still arrive later. So from then on the client believes in no longer
+    /// lease of this hold than that renewal asked for; see [`Guard::remaining`]. Over the lock service the client does so even
+    /// after an answer, since a proxy may repeat the request.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a ttl that the store does not accept, [`Error::Lost`] if the lock is no longer held,

@@ -9,10 +9,9 @@ use crate::types::{Error, Result};
 
 /// A lock that a number of holders have at a time, made by [`Client::semaphore`]. Cheap to clone.
 ///
-/// A permit is a [`Guard`](crate::Guard) like any other: it has a token that is higher than those of all earlier permits, a
-/// lease, and before that a place in the queue. All users of a name must give the same number of permits: permits with
-/// different numbers are never held at the same time, and neither is a permit together with an exclusive or shared lock of that
-/// name.
+/// A permit is a [`Guard`](crate::Guard) like any other: its request waits in the queue, and it has a lease and a token that is
+/// higher than those of all earlier permits. All users of a name must give the same number of permits. Permits with different
+/// numbers exclude each other, and a permit excludes exclusive and shared locks of that name.
 ///
 /// ```
 /// # use fencelock_core::*;

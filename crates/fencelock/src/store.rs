@@ -141,7 +141,11 @@ fn of_scheme(url: StoreUrl) -> Result<Box<dyn StoreOptions>> {
         "redis" | "rediss" | "valkey" | "redis+unix" | "redis+sentinel" | "rediss+sentinel"
         | "redis+cluster" | "rediss+cluster" => Box::new(fencelock_redis::Options::from(url)),
         #[cfg(feature = "redis")]
-        "redlock" | "redlocks" => Box::new(fencelock_redis::redlock::Options::from(url)),
+        "redlock" | "redlocks" => {
+            #[cfg(feature = "composite")]
+            let url = crate::with_record::known(url);
+            Box::new(fencelock_redis::redlock::Options::from(url))
+        }
         #[cfg(feature = "mysql")]
         "mysql" | "mariadb" => Box::new(fencelock_mysql::Options::from(url)),
         #[cfg(feature = "postgres")]

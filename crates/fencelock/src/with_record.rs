@@ -26,6 +26,13 @@ pub(crate) fn has_record(url: &StoreUrl) -> bool {
     !is_set(url) && url.clone().take(OPTION).is_some()
 }
 
+/// A URL without the option, whose engine names the option in its error for an unknown one.
+#[cfg(feature = "redis")]
+pub(crate) fn known(mut url: StoreUrl) -> StoreUrl {
+    url.take(OPTION);
+    url
+}
+
 impl WithRecord {
     pub(crate) fn new(
         url: StoreUrl,
@@ -43,7 +50,7 @@ impl WithRecord {
     fn parts(&self) -> Result<(Box<dyn StoreOptions>, ToOpen)> {
         let mut url = self.url.clone();
         let mut record = (self.of_text)(url.take(OPTION).unwrap_or_default())?;
-        refuse_set("the keeper of a record", record.url())?;
+        refuse_set("the store that keeps a record", record.url())?;
         record.url().inspect_only = url.inspect_only;
         Ok(((self.of_url)(url)?, ToOpen::new(record)?))
     }

@@ -89,8 +89,8 @@ fn with_user(url: &mut StoreUrl, options: ConnectOptions) -> Result<ConnectOptio
     match (url.user.clone(), url.take_password()?) {
         (None, None) => Ok(options),
         (Some(user), Some(password)) => Ok(options.with_user(user, password)),
-        (Some(_), None) => Err(url.refuse("it has a user and no password")),
-        (None, Some(_)) => Err(url.refuse("it has a password and no user")),
+        (Some(_), None) => Err(url.refuse("it has a user and no password; give both, or neither")),
+        (None, Some(_)) => Err(url.refuse("it has a password and no user; give both, or neither")),
     }
 }
 
@@ -104,7 +104,9 @@ fn with_tls(
     use etcd_client::{Certificate, Identity, TlsOptions};
     let files = fencelock_core::engine::TlsFiles::take(url);
     match files.given() {
-        Some(option) if !tls => return Err(url.refuse(format!("{option} needs etcds://"))),
+        Some(option) if !tls => {
+            return Err(url.refuse(format!("{option} needs TLS; write etcds://")));
+        }
         _ if !tls => return Ok((options, false)),
         _ => {}
     }

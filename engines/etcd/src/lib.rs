@@ -33,9 +33,9 @@
 //! # Limits
 //! * Leases are whole seconds, and the server has a shortest one (about twice its election timeout). The lock of a holder that
 //!   vanished is kept for at least that long.
-//! * A claim that waits, or that takes a lock that was contended recently, is in a session with the lease `claim-window`, and
-//!   holds in it until its first renewal.
-//! * A change of the leader prolongs every lease by its ttl.
+//! * Two kinds of claims are in a session with the lease `claim-window`: one that waits, and one that takes a lock which was
+//!   contended recently. Such a claim holds in this session until its first renewal.
+//! * When the leader changes, every lease begins anew with its whole ttl.
 
 mod acquire;
 mod cluster;

@@ -5,8 +5,9 @@
 //! first renewal of a hold moves it into the session of its own ttl. A claim whose token other processes read (a child process
 //! may rely on it) has a session of its own, which only its own renewals prolong.
 //!
-//! A session in which a request of unknown outcome may still take effect is *retired*: no new claim enters it, keys
-//! that belong to no claim are deleted, and it is revoked as soon as it is empty. After that the request can only fail.
+//! If a request had no answer and may still take effect in a session, the client *retires* the session. No new claim enters it,
+//! and the client deletes keys that belong to no claim. It revokes the session as soon as that is empty. After that the request
+//! can only fail.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -221,9 +222,9 @@ impl Session {
         self.class.only == class.only && long_enough
     }
 
-    /// Notes a hold of this claim until its lease ends, counted from the request that was sent at `sent`, or from when the
-    /// session was confirmed if that was later. The end never moves back, unless it is to `shorten`. Returns what the client may
-    /// believe, which is never longer than the hold is kept; `None` if the session or the hold has ended.
+    /// Notes a hold of this claim until its lease ends. The lease counts from when the request was sent (`sent`), or from when
+    /// the session was confirmed if that was later. The end never moves back, unless it is to `shorten`. Returns for how long the
+    /// client may believe, which is never longer than the hold is kept; `None` if the session or the hold has ended.
     pub(crate) fn hold(
         &self,
         claim: &Claim,

@@ -164,7 +164,7 @@ impl TokenBase {
         let stored = match got.kvs().first() {
             Some(kv) => Some(number_in(kv).ok_or_else(|| {
                 let why = format!(
-                    "the key {BASE} is damaged, or of a newer version; it must hold a number"
+                    "the key {BASE} is damaged, or a newer version of fencelock wrote it: it must hold a number; use that version"
                 );
                 Error::config(&cluster.config.store, ConfigPart::Server, why)
             })?),

@@ -2,9 +2,9 @@
 //! history, which etcd reads only every 100 ms.
 //!
 //! An exclusive claim watches the key of its predecessor. If the predecessor was the head of the queue, its end is the claim's
-//! turn. The claim need not read whether it was: the client that releases a contended lock puts a release notice (see the
-//! module `release`), and a holder has no predecessor. The claim also watches its own key, so that it does not take a turn
-//! after its own end. etcd reports all of that on one stream, in the order of the changes.
+//! turn. The claim does not read the queue to find out. Two things tell it: a client that releases a contended lock puts a
+//! release notice (see the module `release`), and a holder has no predecessor. The claim also watches its own key, so that it
+//! does not take a turn after its own end. etcd reports all of that on one stream, in the order of the changes.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -133,7 +133,7 @@ fn bearer(url: &StoreUrl, token: &str) -> Result<HeaderValue> {
     let header = HeaderValue::from_str(&format!("Bearer {token}"));
     let header = header.ok().filter(|_| !token.is_empty());
     let mut header = header.ok_or_else(|| {
-        url.refuse("the token is empty, or has characters that a token cannot have")
+        url.refuse("the token is empty, or has characters that a token cannot have; correct its file or variable")
     })?;
     header.set_sensitive(true);
     Ok(header)

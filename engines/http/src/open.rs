@@ -21,8 +21,8 @@ const CONNECTIONS: usize = 3;
 /// Once one replica has answered while a store is opened, the others have this long to answer.
 const LATER: Duration = Duration::from_millis(500);
 
-/// The replicas that take claims. Each must be reachable by an address of its own: behind a load balancer, a request about a
-/// claim would often reach a replica that does not have it.
+/// The replicas that take claims. Each must be reachable by an address of its own. Behind a load balancer, many requests about a
+/// claim would reach a replica that does not have it.
 pub(crate) async fn homes(config: &Config, said: &[(usize, Store)]) -> Result<Homes> {
     let mut found = vec![None; config.replicas.len()];
     for (index, store) in said {

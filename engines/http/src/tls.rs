@@ -23,7 +23,7 @@ impl Tls {
         let files = TlsFiles::take(url);
         match files.given() {
             Some(option) if !encrypted => {
-                Err(url.refuse(format!("{option} needs fencelock+https://")))
+                Err(url.refuse(format!("{option} needs TLS; write fencelock+https://")))
             }
             _ if !encrypted => Ok(None),
             _ => Self::read(url, &files).map(Some),
@@ -102,7 +102,7 @@ fn certificates(
         Ok(found) if !found.is_empty() => Ok(found),
         Ok(_) => Err(url.refuse_part(
             ConfigPart::File,
-            format!("the file of {option} has no certificate in PEM form"),
+            format!("the file of {option} has no certificate in PEM form; name another file"),
         )),
         Err(error) => {
             Err(url.refuse_part(ConfigPart::File, format!("the file of {option}: {error}")))
@@ -121,9 +121,8 @@ fn with_identity(
 
     let chain = certificates(url, "tls-cert", cert)?;
     let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| {
-        url.refuse_part(
-            ConfigPart::File,
-            "the file of tls-key has no private key in PEM form (an encrypted one cannot be read)",
+        url.refuse_part(ConfigPart::File,
+            "the file of tls-key has no private key in PEM form that can be read; name another file, and decrypt an encrypted key",
         )
     })?;
     let config = builder.with_client_auth_cert(chain, key);

@@ -2,9 +2,9 @@ use fencelock_core::{ConfigPart, Error};
 use fencelock_sql::server::Failure;
 use mysql_async::{DriverError, IoError};
 
-/// Whether a retry may succeed: lock wait timeout, deadlock, record changed since it was read; a commit that lost against
-/// another server's, in a Galera cluster or a replication group; a statement that took too long; a wait for a table's counter
-/// that took too long; a table that was changed while in use.
+/// Whether a retry may succeed. It may after a lock wait timeout, after a deadlock, and if the record has changed since it was
+/// read. It may if another server's commit won, in a Galera cluster or a replication group. And it may if a statement or the wait
+/// for a table's counter took too long, or if the table was changed while in use.
 pub(super) const fn is_conflict(code: u16) -> bool {
     matches!(
         code,

@@ -37,8 +37,8 @@ pub(super) const IN_TRANSACTION: u64 = 5;
 
 /// How long a connection draws tokens without lifting the counter. Taking and restoring a dump takes longer.
 pub(super) const LIFT_EVERY: Duration = Duration::from_millis(100);
-/// The id to which the counter is lifted: the next step of the time, in steps of 1024 ids. So for-update clients that lift at
-/// the same time lift to the same id, and none of them meets an id that was drawn in a transaction that stays open.
+/// The id to which the counter is lifted: the next step of the time, in steps of 1024 ids. So if for-update clients lift at the
+/// same time, they lift to the same id, and no transaction that stays open has drawn that id.
 pub(super) const LIFTED_ID: &str =
     "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) DIV 10240 + 1) * 1024";
 

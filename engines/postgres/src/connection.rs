@@ -18,9 +18,9 @@ use super::config::Config;
 use super::error::{caller_error, is_missing};
 use super::tls;
 
-/// Prepares a connection. No limit of the server may end a wait or a hold; but a client that stops inside a transaction
-/// blocks others only briefly. A plain index scan removes the entries of deleted rows that it meets; any other kind of scan
-/// would read all past rows of a contended lock each time.
+/// Prepares a connection. No limit of the server may end a wait or a hold. But if a client stops inside a transaction, it may
+/// block others only briefly. The connection uses plain index scans, which remove the entries of deleted rows that they meet.
+/// Any other kind of scan would read all past rows of a contended lock each time.
 const PREPARE: &str = "SET default_transaction_read_only = off; ";
 /// The setting for inspection: such a connection writes nothing.
 const PREPARE_TO_LOOK: &str = "SET default_transaction_read_only = on; ";

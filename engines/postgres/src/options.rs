@@ -80,8 +80,9 @@ pub(crate) struct Own {
 }
 
 impl Options {
-    /// A database. Of several hosts, each `HOST`, `HOST:PORT` or the directory of a socket, the client uses the one that takes
-    /// writes, and finds it again after a switch-over; by default port 5432. In a URL: `postgres://HOST:PORT,HOST:PORT`.
+    /// A database. Each host is `HOST`, `HOST:PORT` or the directory of a socket; the default port is 5432. Of several hosts the
+    /// client uses the one that takes writes, and finds it again after a switch-over. In a URL:
+    /// `postgres://HOST:PORT,HOST:PORT`.
     pub fn new(hosts: impl IntoIterator<Item = impl Into<String>>) -> Self {
         StoreUrl::new("postgres", hosts, "").into()
     }

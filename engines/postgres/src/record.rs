@@ -12,8 +12,8 @@ pub(super) struct Statements {
     update: &'static str,
 }
 
-/// A change waits until it is on the disk, and until the standbys have it that the database's settings name, also where other
-/// commits of the connection do not.
+/// A change waits until it is on the disk, and until those standbys have it that the database's settings name. It does so even
+/// if other commits of the connection do not wait.
 macro_rules! statements {
     ($table:literal, $columns:literal, $values:literal, $row:literal) => {
         Statements {

@@ -28,10 +28,10 @@ const ASK: &str = concat!(
     " FROM fencelock_store, fencelock_tokens WHERE id = 1"
 );
 /// Lifts the token counter once per run. The lock has its own statement, so that no token is drawn from the sequence before the
-/// row is locked. A counter that is already above the time is lifted by more than can be drawn in the moment that a crash
-/// loses. The counter of new tables, which no crash has hit, is not: if it were far ahead of the time, it would go back with
-/// the next loss of the tables. One message is one transaction, which ends by itself, so a client that stops leaves nothing
-/// locked.
+/// row is locked. A crash loses the draws of a moment. So if a counter is already above the time, it is lifted by more than can
+/// be drawn in that moment. The counter of new tables, which no crash has hit, is not lifted further: if it were far ahead of the
+/// time, tokens would go back with the next loss of the tables. One message is one transaction, which ends by itself, so a client
+/// that stops leaves nothing locked.
 const LIFT_ONCE: &str = concat!(
     "SELECT 1 FROM fencelock_store WHERE id = 1 FOR UPDATE; \
      SELECT setval('fencelock_tokens', \
@@ -47,8 +47,8 @@ const LIFT_ONCE: &str = concat!(
 const LIFT: &str = "lift tokens to the time (needs UPDATE on fencelock_store and fencelock_tokens)";
 
 impl Hosts {
-    /// Checks or creates the tables and functions, and lifts tokens above all earlier ones: lifting to the time makes up for
-    /// what was lost with an old server or undone by an old dump.
+    /// Checks or creates the tables and functions, and lifts tokens above all earlier ones. Earlier tokens may be lost with an
+    /// old server, or undone by an old dump. So it lifts them to the time.
     pub(super) async fn prepare_tokens(&self, session: &mut Session) -> Result<()> {
         let mut answer = self.ask(session).await?;
         if answer.is_none() {

@@ -459,7 +459,7 @@ impl Placing<'_> {
 
 pub(crate) fn too_few_replicas(store: &str, have: u32, asked: u32, timeout: Duration) -> Error {
     let cause = format!(
-        "{have} of {asked} replicas had it within {timeout:?}, so it does not count (replicas={asked})"
+        "{have} of {asked} replicas had it within {timeout:?}, so it does not count (replicas={asked}); find out why the others are away"
     );
     Error::unavailable(store, "waiting for replicas", cause)
 }

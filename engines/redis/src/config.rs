@@ -93,8 +93,11 @@ impl Config {
             )));
         }
         let replicas = url.take_number("replicas")?.unwrap_or(0);
-        let replicas = u32::try_from(replicas)
-            .map_err(|_| url.refuse(format!("replicas={replicas} is too many")))?;
+        let replicas = u32::try_from(replicas).map_err(|_| {
+            url.refuse(format!(
+                "replicas={replicas} is too many; give the number of the replicas"
+            ))
+        })?;
         let address_map = match &deployment {
             Deployment::One => None,
             _ => url.take("address-map"),

@@ -90,8 +90,8 @@ pub(crate) fn tag(slot: u16) -> u32 {
     TAGS[usize::from(slot % SLOTS)]
 }
 
-/// The key of a lock's queue. It has the tag that Redis computes for the name, so that both keys are in one slot; a name
-/// that cannot be a tag, such as `a}b`, gets another tag of the same slot.
+/// The key of a lock's queue. It has the tag that Redis computes for the name, so that both keys are in one slot. If the name
+/// cannot be a tag, as `a}b` cannot, the key has another tag of the same slot.
 pub(crate) fn queue_key(name: &str) -> String {
     match tag_in(name) {
         Some(tag) => format!("{{{tag}}}:{QUEUE}:{name}"),

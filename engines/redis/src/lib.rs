@@ -22,12 +22,12 @@
 //! hmget scan`, and those of a cluster.
 //!
 //! # Limits
-//! * A lock may be taken out of turn when its key is absent while waiters queue: after the holder's lease has expired, or after
-//!   another client deleted the key.
+//! * If the key of a lock is absent while waiters queue, another claim may take the lock out of turn. This happens after the
+//!   holder's lease has expired, and after another client deleted the key.
 //! * A waiter whose process is connected and does not react delays its queue by one claim window; N of them in a row delay it
 //!   by N windows.
-//! * The engine does not protect against a proxy that hides a fail-over, a manual fail-back during which the connection
-//!   survives, and a server that was emptied and has a slow clock.
+//! * The engine does not protect against three things: a proxy that hides a fail-over; a manual fail-back during which the
+//!   connection survives; and a server that was emptied and whose clock is behind.
 
 mod acquire;
 mod client;

@@ -1,8 +1,8 @@
 //! Whether a server's settings survive its next start. Those of `CONFIG SET` do not.
 //!
-//! A server reports its settings, but not where they come from. However, it counts its commands: without a `CONFIG SET` since
-//! the start, the next start has the same settings. It does not report whether the last `CONFIG SET` or the last `CONFIG
-//! REWRITE` came later; if there was a `CONFIG REWRITE`, the engine assumes that it came later.
+//! A server reports its settings, but not where they come from. However, it counts its commands. If there was no `CONFIG SET`
+//! since the start, the next start has the same settings. The server does not report whether the last `CONFIG SET` or the last
+//! `CONFIG REWRITE` came later. If there was a `CONFIG REWRITE`, the engine assumes that it came later.
 
 use crate::server::ServerInfo;
 

@@ -107,7 +107,10 @@ impl Sentinels {
             failed,
         } = self.ask_all(config).await;
         if known.is_empty() && unknown > 0 {
-            let why = format!("no Sentinel knows a master {:?}", self.master);
+            let why = format!(
+                "no Sentinel knows a master {:?}; write the master's name as the Sentinels have it",
+                self.master
+            );
             return Err(Error::config(&config.store, ConfigPart::Server, why));
         }
         let Some(all) = known.iter().map(|answer| answer.all).max() else {

@@ -1,12 +1,13 @@
 //! Takes and releases without contention that come together are sent in batches.
 //!
-//! Single requests cost client and server more than a batch, and make them work in turns: all callers run before the next
-//! request is written, and the server is idle meanwhile. Here the callers of one batch get their answers, and their next
-//! requests are written, before the next batch's answers are handed out. So client and server work at the same time.
+//! Single requests cost client and server more than a batch. They also make the two work in turns: all callers run before the
+//! client writes the next request, and the server is idle meanwhile. Here the callers of one batch get their answers, and the
+//! client writes their next requests, before it hands out the answers of the next batch. So client and server work at the same
+//! time.
 //!
 //! In a batch each take is a `SET` of its own, and one `INCRBY` after all of them draws a token for each. So a token is drawn
-//! after its lock was won and before its caller knows, as for a take that is sent alone: the next holder of the lock draws
-//! later. A script of all releases comes before the takes, and after it one of all takes whose token is recorded.
+//! after its lock was won and before its caller knows, as for a take that is sent alone. The next holder of the lock draws later.
+//! Before the takes comes one script of all releases, and then one of all takes whose token is recorded.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -188,8 +189,9 @@ impl Drop for Together {
     }
 }
 
-/// A caller that waits for its answer. Once it is dropped, its request is either never sent, or already on its way and
-/// ahead of every later request of this connection, such as a withdrawal of the same claim.
+/// A caller that waits for its answer. When it is dropped, one of two things is true: its request will never be sent, or its
+/// request is on its way already. Then it is ahead of every later request of this connection, such as a withdrawal of the same
+/// claim.
 struct Asking<'a, T> {
     queue: &'a Queue,
     receiver: oneshot::Receiver<T>,
@@ -316,9 +318,9 @@ async fn run(queue: Arc<Queue>, sending: Sending) {
     }
 }
 
-/// Gives the answers of a batch, and of others that are there already, as long as what all their callers ask for next fits into
-/// one batch: so small batches become one where this process has more to do than the server. Returns the batch whose turn is
-/// next, if its answers are there.
+/// Gives the answers of a batch to its callers. It also gives those of further batches that are there already, as long as the
+/// next requests of all these callers fit into one batch. So small batches become one if this process is slower than the server.
+/// Returns the batch whose turn is next, if its answers are there.
 fn give_some(first: Answered, under_way: &mut FuturesUnordered<OnItsWay>) -> Option<Answered> {
     let mut room = MOST.saturating_sub(first.callers.len());
     first.give();

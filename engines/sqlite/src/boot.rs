@@ -3,7 +3,7 @@
 //! A row of an earlier boot is invalid, because its holder ended with the machine. A row of this boot must never be mistaken
 //! for one of an earlier boot. The kernel's boot id tells boots apart. A container may have a boot id of its own mounted over
 //! the kernel's; such an id does not identify the boot. Without an id one rule is certain: the boot clock never goes back
-//! within a boot, so a row that was written later than now is of another boot. Every other row counts until its lease ends.
+//! within a boot. So if a row was written later than now, it is of another boot. Every other row counts until its lease ends.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -34,7 +34,7 @@ impl Boot {
         }
         let id = kernel_boot_id().map_err(|error| {
             format!(
-                "the boot of this machine cannot be determined: {BOOT_ID} cannot be read: {error}"
+                "the boot of this machine cannot be determined: {BOOT_ID} cannot be read: {error}; mount /proc, or use a server such as redis:"
             )
         })?;
         Ok(Self { id })

@@ -31,8 +31,8 @@ impl Config {
         if own.is_none() && url.to_string().contains("://") {
             return Err(url.refuse("a file has no host; write sqlite:/PATH, with one slash"));
         }
-        let connect_timeout = url.take_duration("connect-timeout")?.unwrap_or(TIMEOUT);
-        let response_timeout = url.take_duration("response-timeout")?.unwrap_or(TIMEOUT);
+        let connect_timeout = url.take_timeout("connect-timeout", TIMEOUT)?;
+        let response_timeout = url.take_timeout("response-timeout", TIMEOUT)?;
         let inspect_only = url.inspect_only;
         let path = match own {
             Some(path) => path,
@@ -116,8 +116,14 @@ mod tests {
         let by_setters = Config::new(options.clone()).unwrap();
         assert_eq!(format!("{by_setters:?}"), format!("{by_url:?}"));
         assert_eq!(format!("{options:?}"), "Options(sqlite:/run/a b.db)");
-        let wrong = Options::new("/x").response_timeout(Duration::MAX);
-        let error = Config::new(wrong).unwrap_err().to_string();
-        assert!(error.contains("response-timeout"), "{error}");
+        let one = || Options::new("/x");
+        for (wrong, word) in [
+            (one().response_timeout(Duration::MAX), "response-timeout"),
+            (one().response_timeout(Duration::ZERO), "response-timeout"),
+            (one().connect_timeout(Duration::ZERO), "connect-timeout"),
+        ] {
+            let error = Config::new(wrong).unwrap_err().to_string();
+            assert!(error.contains(word), "{word}: {error}");
+        }
     }
 }

@@ -67,13 +67,16 @@ impl File {
         let shown = directory.display();
         let why = match std::fs::metadata(directory) {
             Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-                let action = format!("{action}: this user may not look into {shown}");
+                let action =
+                    format!("{action}: this user needs the right to enter the directory {shown}");
                 return Error::refused(self, action, cause);
             }
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 format!("the directory {shown} does not exist; create it, or name another file")
             }
-            Err(error) => format!("the directory {shown} cannot be used: {error}"),
+            Err(error) => {
+                format!("the directory {shown} cannot be used: {error}; name another file")
+            }
             Ok(found) if !found.is_dir() => {
                 format!("{shown} is not a directory; name another file")
             }

@@ -1,10 +1,10 @@
 //! How the engine reaches its worker.
 //!
-//! A small write that would be the only one is done by the caller itself, if it need not wait: no message is queued, the
-//! worker is idle, and no other process has the file locked. It then takes some ten microseconds, less than waking the
-//! worker and being woken. Everything that may take long (waiting for other processes, checkpoints, reopening) is left to
-//! the worker. A disk that stalls in the middle of such a write also stalls the caller's thread. On a runtime of one
-//! thread that stops everything, including timeouts and renewals.
+//! The caller itself does a small write if it need not wait: no message is queued, the worker is idle, and no other process
+//! has the file locked. The write then takes some ten microseconds, less than to wake the worker and to be woken. The worker
+//! does everything that may take long (waiting for other processes, checkpoints, reopening). If the disk stalls in the
+//! middle of a caller's write, the caller's thread stalls, too. On a runtime of one thread that stops everything, including
+//! timeouts and renewals.
 
 use std::sync::{Arc, mpsc};
 use std::time::Duration;

@@ -9,8 +9,8 @@
 //! nothing, and needs only the permission to read. Do not open one in a process that also takes locks in the same file:
 //! SQLite has one view of its lock file per process.
 //!
-//! Small writes that need not wait are done on the thread of their caller. On a disk that may stall for long (a network
-//! disk), use a runtime of several threads: a runtime of one thread does not report a lost lock while the disk stalls.
+//! If a small write need not wait, its caller does it on its own thread. If your disk may stall for long (a network disk),
+//! use a runtime of several threads: a runtime of one thread does not report a lost lock while the disk stalls.
 
 mod acquire;
 mod blocker;

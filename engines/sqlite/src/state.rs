@@ -177,7 +177,11 @@ impl State {
     fn opened(&self) -> Result<&OpenFile, Failure> {
         let file = &self.parts.file;
         let why = || match file.config.inspect_only {
-            true => Error::unsupported(file, "a change of locks", "the store was opened read-only"),
+            true => Error::unsupported(
+                file,
+                "a change of locks",
+                "it was opened to look only; open it anew",
+            ),
             false => file.replaced(),
         };
         Ok(self.open.as_ref().ok_or_else(why)?)

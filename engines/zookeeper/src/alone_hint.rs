@@ -1,9 +1,9 @@
 //! The alone hint: a claim can know, without reading the queue, that no other claim is there.
 //!
-//! Servers number the children of a node in the order of their creation. Suppose a claim was alone, its node is deleted,
-//! and the next claim's node gets the next number: then no other node was created between them, and the next claim is alone
-//! too. This is true while the lock's node is the same one. A watch on the lock's node tells when it is replaced: the
-//! server sends that notice before the answer to any later request over the same connection.
+//! Servers number the children of a node in the order of their creation. Suppose that a claim was alone, that its node is
+//! deleted, and that the next claim's node gets the next number. Then no other node was created between them, and the next
+//! claim is alone, too. This is true while the lock's node is the same one. A watch on the lock's node tells when it is
+//! replaced: the server sends that notice before the answer to any later request over the same connection.
 
 use fencelock_core::support::Mutex;
 use std::fmt;

@@ -125,7 +125,7 @@ fn root(url: &StoreUrl) -> Result<String> {
     for part in url.path.split('/').filter(|part| !part.is_empty()) {
         if part == "." || part == ".." || part.chars().any(char::is_control) {
             return Err(url.refuse(format!(
-                "the chroot has the part {part:?}, which ZooKeeper refuses as the name of a node"
+                "the chroot has the part {part:?}, which ZooKeeper refuses as the name of a node; choose another chroot"
             )));
         }
         root += &format!("/{part}");

@@ -64,9 +64,9 @@ impl State {
         }
     }
 
-    /// Watches a hold's node, unless it is watched over this connection already. Holds that other processes may not join are
-    /// watched from their first renewal on: most have ended by then, and a holder that was asked for the lock before learns it
-    /// then.
+    /// Watches a hold's node, unless it is watched over this connection already. If other processes may not join the hold, the
+    /// watch begins with its first renewal, because most holds have ended by then. If somebody asked for the lock before, the
+    /// holder learns of that with this renewal.
     pub(crate) fn watch_hold(&self, entry: &Arc<Entry>, connection: &Arc<Connection>) {
         let weak = Arc::downgrade(connection);
         let mut known = entry.known.lock();

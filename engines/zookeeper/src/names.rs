@@ -1,8 +1,8 @@
 //! The names of nodes: the node of a lock, and the nodes of claims below it.
 //!
-//! Every lock is one node directly below the chroot, even if its name has slashes, so that the claims of one lock are never
+//! Every lock is one node directly below the chroot, even if its name has slashes. So the claims of one lock are never
 //! siblings of another lock's node. Most names are also the name of their node, so that other libraries find the lock at
-//! the same path. The other characters are percent-encoded.
+//! the same path. Special characters (see `is_plain`) are percent-encoded.
 
 use std::num::NonZeroU32;
 

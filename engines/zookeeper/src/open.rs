@@ -33,7 +33,9 @@ pub(crate) async fn open(config: &Arc<Config>) -> Result<Opened> {
     match tokio::time::timeout(limit, connect(config)).await {
         Ok(opened) => opened,
         Err(_) => {
-            let why = format!("no server answered within {limit:?}");
+            let why = format!(
+                "no server answered within {limit:?}; are they up and reachable (connect-timeout)?"
+            );
             Err(Error::unavailable(&config.store, "connecting", why))
         }
     }

@@ -24,9 +24,9 @@ use zookeeper_client::Connector;
 /// (feature `tls`). Opening the store refuses options that cannot be used.
 ///
 /// # Connectors of the driver
-/// A `zookeeper_client::Connector` may set credentials and TLS, and fencelock opens sessions with it. An open client cannot be
-/// used: its session has another timeout than locks need, and when that session ends, all other ephemeral nodes of the program go
-/// with it.
+/// A `zookeeper_client::Connector` may set credentials and TLS, and fencelock opens sessions with it. fencelock cannot use an
+/// open client, because its session has another timeout than locks need. Also, when a session of fencelock ends, all other
+/// ephemeral nodes of the program would end with it.
 ///
 /// ```no_run
 /// use fencelock_zookeeper::Options;

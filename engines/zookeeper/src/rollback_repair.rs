@@ -1,8 +1,8 @@
 //! Repairs what servers rolled back although they had acknowledged it, and what single servers forgot.
 //!
 //! Rollbacks must not happen, but they do. When the leader changes, versions before 3.8.4 and 3.9.2 may continue without their
-//! latest transactions (ZOOKEEPER-4785), and so does an ensemble that was restored from a backup. Then a deleted node exists
-//! again and stays in the queue for as long as its session lives, because no client deletes it; or the node of a hold is gone.
+//! latest transactions (ZOOKEEPER-4785). An ensemble that was restored from a backup does so, too. Then a deleted node may exist
+//! again. It stays in the queue for as long as its session lives, because no client deletes it. Or the node of a hold is gone.
 //! Every rollback breaks all connections. So after each resumption of a session, the client compares the session's nodes with
 //! its entries.
 //!

@@ -1,5 +1,5 @@
-//! Facts about the servers: the session timeouts that they grant, the promises that follow from them, and the servers' answer
-//! to the command `srvr`.
+//! What the servers say of themselves: the session timeouts that they grant, the promises that follow from these, and the
+//! servers' answer to the command `srvr`.
 
 use std::time::Duration;
 

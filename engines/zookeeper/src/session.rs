@@ -1,5 +1,5 @@
-//! Managed sessions: each has a task that keeps it connected, resumes it over a new connection when the old one breaks, and
-//! begins a new one when the servers expired it.
+//! Managed sessions. Each has a task that keeps it connected. The task resumes the session over a new connection when the old one
+//! breaks, and begins a new session when the servers have expired it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;

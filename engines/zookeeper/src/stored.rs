@@ -6,8 +6,7 @@ use std::time::Duration;
 use fencelock_core::engine::Claim;
 use fencelock_core::{Token, Tokens};
 
-/// The low bits of a token, which count the tokens of one grant: 0 to 15 are handed on inside a process, 16 is the token
-/// after a downgrade.
+/// The low bits of a token, which count the tokens of one grant. A process hands on 0 to 15; 16 is the token after a downgrade.
 const TOKEN_BITS: u32 = 5;
 
 /// The least distance between the first tokens of two transactions.

@@ -120,7 +120,9 @@ fn history(read: Result<(Vec<u8>, Stat), Failure>) -> Result<Option<(History, St
         Ok((bytes, stat)) => match History::read(&bytes, stat.mzxid) {
             Some(history) => Ok(Some((history, stat))),
             None => {
-                let why = format!("its node {NODE} is damaged, or of a newer version of fencelock");
+                let why = format!(
+                    "its node {NODE} is damaged, or a newer version of fencelock wrote it; use that version"
+                );
                 Err(Failure::Unanswered(why))
             }
         },

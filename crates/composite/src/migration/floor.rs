@@ -32,7 +32,7 @@ pub(crate) async fn take(
     }
     if floor > MAX_FLOOR {
         let why = format!(
-            "a store's last token is {floor}, and tokens cannot be raised above more than {MAX_FLOOR}"
+            "a store's last token is {floor}, and tokens cannot be raised above more than {MAX_FLOOR}; use new names for the locks"
         );
         return Err(Error::invalid("floor", floor.to_string(), why));
     }
@@ -89,7 +89,9 @@ async fn probe(engine: &Arc<dyn Engine>, floor: Token) -> Result<Token> {
             return Ok(Token(tokens.first.get() + u64::from(tokens.count) - 1));
         }
         if Clock::Boot.now() >= until {
-            let why = format!("lock {PROBE} is held there: another `fencelock migrate` runs");
+            let why = format!(
+                "lock {PROBE} is held there: another `fencelock migrate` runs; wait until it has ended, and repeat"
+            );
             return Err(Error::unavailable(engine, "drawing a token", why));
         }
         tokio::time::sleep(PAUSE).await;

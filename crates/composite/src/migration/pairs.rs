@@ -9,8 +9,8 @@ use crate::maps::Maps;
 use crate::migration::change::Opened;
 use crate::migration::floor::PROBE;
 
-/// A normal hold may be in one store alone for this long: while it takes the second one, or because one store was listed before
-/// the other.
+/// For how long a normal hold may seem to be in one store alone: its client is about to take the second store, or this process
+/// listed one store before the other.
 const SHORTLY: Duration = Duration::from_secs(3);
 
 /// The pause between two listings.

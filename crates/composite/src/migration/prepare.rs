@@ -170,7 +170,7 @@ impl Migration {
         }
         let settled = records.settle().await?;
         if settled.stored.times() != Some(times) {
-            let why = "the set is prepared already, with another pace, tight or lock-delay";
+            let why = "the set is prepared already, with another pace, tight or lock-delay; repeat with the same ones";
             return Err(Error::config(&self.set, ConfigPart::Record, why));
         }
         Ok(settled)
@@ -270,7 +270,7 @@ impl Migration {
         let promises = of_moving(&all, times);
         if promises.max_ttl < promises.min_ttl {
             let why = format!(
-                "it is too short: the longest ttl is two thirds of it, {:?}, and the shortest ttl of a store is {:?}",
+                "it is too short: the longest ttl is two thirds of it, {:?}, and the shortest ttl of a store is {:?}; choose a longer pace",
                 promises.max_ttl, promises.min_ttl
             );
             return Err(Error::invalid("pace", format!("{:?}", times.pace), why));
@@ -289,7 +289,7 @@ fn check_lock_delay(stores: &Promised, set: &Promises, times: Times) -> Result<(
     // A lease has the lock-delay and at least the shortest ttl.
     let longest = set.max_ttl.saturating_sub(set.min_ttl);
     let why = match stores.promises("migrate").lock_delay {
-        false => "one of the stores offers none".to_owned(),
+        false => "one of the stores offers none; leave it out".to_owned(),
         true if wanted > longest => format!(
             "no program could use it: ttl and lock-delay together are at most {:?}, two thirds of the pace or less, so it can be {longest:?} at most",
             set.max_ttl

@@ -214,6 +214,6 @@ pub(crate) async fn write(store: &dyn Engine, from: u64, stored: &Stored) -> Res
 
 /// The error after [`ROUNDS`] attempts.
 pub(crate) fn busy(store: impl fmt::Display) -> Error {
-    let why = "others write it at the same time";
+    let why = "others write it at the same time; repeat when they are done";
     Error::unavailable(store, "writing the record", why)
 }

@@ -62,8 +62,8 @@ impl Migration {
         self.walk(opened, how, target, |_| None).await
     }
 
-    /// Back to the old store alone, from any phase. In the first phase the new store is given back: it may be used by itself or
-    /// by another set, and [`begin`](Self::begin) takes it again if no lock is held there.
+    /// Back to the old store alone, from any phase. In the first phase this gives the new store back: programs may use it by
+    /// itself or in another set, and [`begin`](Self::begin) takes it again if no lock is held there.
     ///
     /// # Errors
     /// The errors of the stores, which all must answer.
@@ -292,7 +292,7 @@ impl Migration {
             if !broken.is_empty() {
                 let what = broken.join(", ");
                 return Ok(Some(format!(
-                    "[{id}] it does not offer {what} (any more), which the record promises"
+                    "[{id}] it does not offer {what} (any more), which the record promises; configure the store as it was"
                 )));
             }
             let found = engine.inspect().diagnose().await?;

@@ -150,6 +150,6 @@ impl Knowledge {
 pub(crate) fn place_of(ids: &[String], id: &str, name: &LockName) -> Result<usize, String> {
     let place = ids.iter().position(|known| known == id);
     place.ok_or_else(|| {
-        format!("its record says that lock {name} lies on the store {id}, which this program does not name")
+        format!("its record says that lock {name} lies on the store {id}, which this program does not name; open the set with all stores of its record")
     })
 }

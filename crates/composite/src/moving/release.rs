@@ -1,4 +1,4 @@
-//! How a hold ends: the claim is withdrawn from each store that may have something of it, from the new one before the old one.
+//! How a hold ends: the engine withdraws the claim from each store that may know it, from the new store before the old one.
 
 use std::sync::Arc;
 use std::time::Duration;

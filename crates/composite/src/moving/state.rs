@@ -65,7 +65,7 @@ impl State {
 
     /// What is known of the record.
     pub(crate) fn known(&self) -> Result<Now> {
-        let why = "no store has its record";
+        let why = "no store that answers has its record; `fencelock migrate status` shows which store has one";
         self.knowledge
             .now()
             .ok_or_else(|| Error::unavailable(self, "reading the record", why))

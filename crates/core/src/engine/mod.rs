@@ -107,9 +107,8 @@ pub trait Engine: Debug + Display + Send + Sync + 'static {
     /// this grant than that renewal asked for.
     async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal>;
 
-    /// Releases, leaves the queue, or undoes a call of unknown outcome. While an earlier call of this claim that had no
-    /// answer may still take effect, the answer is an [`Error::Unavailable`], and the core
-    /// withdraws again.
+    /// Releases, leaves the queue, or undoes a call of unknown outcome. If an earlier call of this claim had no answer and may
+    /// still take effect, the answer is an [`Error::Unavailable`], and the core withdraws again.
     async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn>;
 
     /// Forgets a waiting claim in this process, without a request to the store. Another process may continue the claim
@@ -131,8 +130,8 @@ pub trait Engine: Debug + Display + Send + Sync + 'static {
         self.to_string()
     }
 
-    /// The lane of a name. The core renews claims of different lanes by different calls, so that a part of a store that does
-    /// not answer does not delay the renewals of other parts.
+    /// The lane of a name. The core renews claims of different lanes by different calls. So if a part of a store does not answer,
+    /// the renewals of other parts are not delayed.
     fn lane(&self, name: &LockName) -> u32 {
         let _ = name;
         0
@@ -209,8 +208,8 @@ pub trait Inspect: Send + Sync {
     }
 
     /// The locks that are held and whose names begin with `prefix`, one page at a time, in no particular order. A page may have
-    /// more or fewer than `limit`. A cursor that this engine cannot have made for this prefix is [`Error::Invalid`], and nothing is
-    /// sent: it may come from a client of the lock service.
+    /// more or fewer than `limit`. A cursor may come from a client of the lock service. If this engine cannot have made it for this
+    /// prefix, the answer is [`Error::Invalid`], and nothing is sent.
     async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>>;
 
     /// Force-releases the lock, or asks for its release. Only the holder with this token (or with this token in its range) is

@@ -149,8 +149,8 @@ pub struct Promises {
     pub lock_delay: bool,
     /// Whether a grant may carry a range of tokens, for hand-off inside a process.
     pub ranges: bool,
-    /// Whether another process that knows a claim's id may continue the claim: it may place it again (which returns its grant
-    /// or its place in the queue), renew it, and withdraw it.
+    /// Whether another process may continue a claim if it knows the claim's id. It may place the claim again (which returns the
+    /// grant or the place in the queue), renew it, and withdraw it.
     pub portable: bool,
     /// Whether the store keeps a record, which a set of stores needs ([`Engine::record`](super::Engine::record)).
     pub record: bool,

@@ -1,7 +1,7 @@
 //! Which part of a store's URL may be shown: nothing before an `@`, and no option.
 //!
-//! If a person does not encode a `/`, `?` or `@` of a password, or forgets the slashes before the hosts, then parsing mistakes
-//! the password for a path, an option or a host. So every part before the last `@` may be a password. If such a part could only
+//! A person may forget to encode a `/`, `?` or `@` of a password, or the slashes before the hosts. Then parsing takes the
+//! password for a path, an option or a host. So every part before the last `@` may be a password. If such a part could only
 //! be a path, an option or a host, the URL is refused before an error can quote the part.
 
 /// What to do about an `@` after the hosts.
@@ -71,8 +71,8 @@ pub(crate) fn is_ambiguous(scheme: &str, rest: &str) -> bool {
     in_path || in_option
 }
 
-/// The URL as it may be shown, even if it is wrong: without options, and with `***` for everything before the last `@`, and for
-/// hosts that do not look like hosts (a password whose `@` was forgotten or encoded).
+/// The URL as it may be shown, even if it is wrong. It has no options. `***` stands for everything before the last `@`, and for
+/// a host that does not look like one: it may be a password whose `@` was forgotten or encoded.
 pub(crate) fn redacted(text: &str) -> String {
     // Its options are URLs, whose passwords may be encoded or not.
     if let Some((scheme, _)) =

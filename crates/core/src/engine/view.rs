@@ -180,8 +180,8 @@ impl WaiterView {
     setters! { label: Option<String> }
 }
 
-/// Where a listing continues. Made by the engine. It may come back from anybody, so the engine reads it like any other input,
-/// and refuses one that it cannot have made for this listing.
+/// Where a listing continues. The engine makes it. Anybody may send it back, so the engine reads it like any other input, and
+/// refuses one that it cannot have made for this listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cursor(pub String);
 

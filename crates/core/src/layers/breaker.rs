@@ -17,14 +17,14 @@ use crate::types::{ClaimId, Error, LockName, Result, Token, in_words};
 ///
 /// It opens after 5 failures in a row, or 2 s without an answer. Only [`Error::Unavailable`] is a failure: a lock that is held
 /// is an answer. While it is open, `place` fails without a request to the store, and after each pause one `place` goes through
-/// as a probe. The pauses last 0.25 s, then twice as long each time, 15 s at most; each is drawn at random between half of that
-/// and the whole. Any answer closes it.
+/// as a probe. The first pause lasts 0.25 s, and each further one twice as long, up to 15 s. The actual pause is drawn at random,
+/// from half of that time to all of it. Any answer closes the breaker.
 ///
 /// Renewals and releases always go through, and so do calls for inspection: their result is worth a timeout.
 ///
-/// It also keeps a budget of retries, so that they do not overload a store that comes back: the number of repeated requests is
-/// at most a tenth of the calls that succeeded in the last 10 s, plus one per second. Beyond that it sends none: a request that
-/// waits pauses for its longest time instead.
+/// It also keeps a budget of retries, so that they do not overload a store that comes back. The budget is a tenth of the calls
+/// that succeeded in the last 10 s, plus one per second. When it is used up, the breaker sends no more retries: a request that
+/// waits makes its longest pause instead.
 ///
 /// ```
 /// # use std::sync::Arc;

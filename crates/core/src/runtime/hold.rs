@@ -40,8 +40,8 @@ pub(crate) struct Hold {
     handed_on: AtomicU32,
     /// The token that the store knows; 0 for none.
     recorded: AtomicU64,
-    /// Whether it may be handed to a waiter of this process: not if it was requested with an end or without renewal, or if
-    /// others are to read its token.
+    /// Whether it may be handed to a waiter of this process. It may not if the request set an end or switched renewals off, or
+    /// if others are to read the token.
     plain: bool,
     /// Whether a sequencer was made. Then the store must keep its token.
     sequenced: AtomicBool,

@@ -1,8 +1,8 @@
-//! A hold of another process that this one has joined: it is never renewed here. Its state is read again and again, and it is
-//! lost when the store says so, or when its validity ends without an answer.
+//! A hold of another process that this one has joined. This process never renews it, but reads its state again and again. The
+//! hold is lost when the store says so, or when its validity ends without an answer.
 //!
-//! Between two such requests the lock is watched, so that a release by the other process is known soon: by the store's messages
-//! if it sends any, otherwise by a few looks per second.
+//! Between two such requests this process watches the lock, so that it learns soon when the other process releases. If the store
+//! sends messages, it waits for one; otherwise it looks a few times per second.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! The queue inside this process: tasks that want one lock wait here in order and cost the store one waiter.
 //!
-//! For each name at most one of them, the *front*, waits in the store's queue. A grant with a range of tokens is handed on to
-//! the next task here without a round trip, once per token; then it is the turn of the store's queue.
+//! For each name at most one of them, the *front*, waits in the store's queue. If a grant has a range of tokens, this queue hands
+//! it on to the next task without a round trip, once per token. After the last token the store's queue has its turn.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;

@@ -10,7 +10,7 @@ use crate::types::Mode;
 /// Whether a claim of this mode may hold beside `holders`.
 ///
 /// An exclusive claim holds alone. A shared claim holds beside shared ones. A permit holds beside permits of the same
-/// semaphore, up to their number; permits that name different numbers never hold together, since neither limit would be kept.
+/// semaphore, up to their number. Permits with different numbers exclude each other, since neither limit would be kept.
 ///
 /// ```
 /// # use fencelock_core::*;

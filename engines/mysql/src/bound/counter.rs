@@ -79,7 +79,9 @@ impl BoundLocks {
             return Err(session.give_up("the token counter has no row"));
         };
         if marked != Some(1) {
-            let why = format!("more than {MARKS} connections use these tables for get-lock");
+            let why = format!(
+                "more than {MARKS} connections use these tables for get-lock; give some programs other tables with table=NAME"
+            );
             return Err(session.give_up(&why));
         }
         session.section = Section { origin, base, upto };

@@ -162,7 +162,10 @@ impl Dialect for BoundLocks {
     }
 
     async fn downgrade(&self, _session: &mut Session, _claim: &Claim) -> Result<Tokens> {
-        let why = format!("strategy={} has exclusive locks only", self.strategy());
+        let why = format!(
+            "strategy={} has exclusive locks only; use strategy=lease",
+            self.strategy()
+        );
         Err(Error::unsupported(self, "shared mode", why))
     }
 

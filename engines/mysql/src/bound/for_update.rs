@@ -134,8 +134,8 @@ impl BoundLocks {
             .filter_map(|row| take::<Vec<u8>>(row, 0));
         let free: Vec<String> = free.map(|name| bytes(&name)).collect();
         let mut delete = Request::default();
-        // One by one: for many names at once the server would scan a small table from end to end in spite of the index, and
-        // wait for the holder of another row.
+        // One by one. If one statement had many names, the server would not use the index of a small table. It would scan the
+        // table from end to end, and wait for the holder of another row.
         for name in &free {
             delete.push(format!("DELETE FROM {names} WHERE name = {name}"));
         }

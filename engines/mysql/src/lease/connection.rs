@@ -248,8 +248,8 @@ impl Leases {
         Failure::Final(Error::not_a_lock(&self.config.store, name, why))
     }
 
-    /// Ends a connection at the server, by its id and the client's address and port: the id alone is not enough, because a
-    /// restarted server starts its connection numbers again.
+    /// Ends a connection at the server. The id and the client's address and port name it. The id alone is not enough, because a
+    /// server that was restarted uses its connection numbers again.
     pub(super) async fn end(&self, session: &mut Session, id: &str) -> Tried<bool> {
         let Some((id, host)) = id.split_once(' ') else {
             return Ok(false);

@@ -134,8 +134,9 @@ pub(super) fn enqueue_statement(tables: &Tables) -> String {
     )
 }
 
-/// Lifts the counter of ids to the time, and above `least`: a row with an id lifts it above that id and never lowers it, even
-/// if the row is rolled back. Each connection lifts to an id of its own, so that none waits for the row of another.
+/// Lifts the counter of ids to the time, and above `least`. To do so, it inserts a row with an id: the counter is above that id
+/// from then on, even if the row is rolled back, and it is never lowered. Each connection lifts to an id of its own, so that none
+/// waits for the row of another.
 pub(super) fn lift(locks: &str, least: &str) -> [String; 3] {
     [
         // Lock names have no control characters, so no lock has this name.

@@ -1,10 +1,10 @@
 //! Receives the messages of other clients. Usually the listening connection waits for notifications. But each NOTIFY wakes
-//! every connection that listens in the database. So with many of them, and while a claim of this client waits, the connection
-//! is an *ear*: it sleeps in the server, in `fencelock_hear`, and the client that grants it a lock ends its sleep.
+//! every connection that listens in the database. So if many connections listen and a claim of this client waits, the connection
+//! becomes an *ear*: it sleeps in the server, in `fencelock_hear`. The client that grants a lock to that claim ends its sleep.
 //!
-//! The name of the channel contains the connection, and the number of the server's own lock that the connection holds while it
-//! is an ear. So the client that releases knows for certain whether it is an ear: it cancels an ear after its commit, and
-//! notifies any other.
+//! The name of the channel has two parts: the connection, and the number of the server's own lock that the connection holds while
+//! it is an ear. So the client that releases knows for certain whether a connection is an ear. It cancels an ear after its commit,
+//! and notifies any other connection.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;

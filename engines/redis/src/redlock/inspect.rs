@@ -133,7 +133,7 @@ pub(crate) async fn view(state: &State, name: &LockName, foreign: bool) -> Resul
 /// The error if the nodes without a reply decide who holds.
 fn undecided(state: &State, name: &LockName, seen: &[Seen]) -> Error {
     let action = format!(
-        "reading who holds lock {name} from {} nodes, which do not agree",
+        "reading who holds lock {name}: the {} nodes that answer do not decide it",
         seen.len()
     );
     state.too_few_besides(&action, Vec::new(), &nodes(seen))

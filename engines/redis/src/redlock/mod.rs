@@ -6,12 +6,12 @@
 //! each node exclude each other. Besides the locks each node has one hash of fixed size, `fencelock:redlock`.
 //!
 //! # When a node does not vote
-//! A server process votes once it was *admitted*: `max-ttl` and 2 s after a client saw it first, and then with no counter below
-//! those of the other nodes. If it still has its memory, it is admitted as soon as it has used that much processor time. Both
-//! times are measured by clocks that cannot be set: the boot clocks of the machines with clients, and the processor's. So a
-//! store of new nodes grants nothing for its first 32 s. A client knows a process by the run id that `INFO` reports at each
-//! connection; a node that no longer has the scripts, or whose counters have fallen, is checked again. A node whose clock was
-//! set, compared with this machine's boot clock, does not vote for as long either.
+//! A server process votes once it was *admitted*. A client admits it `max-ttl` and 2 s after a client saw it first, and raises
+//! its counters to those of the other nodes. If the process still has its memory, a client admits it as soon as it has used that
+//! much processor time. Nobody can set the clocks that measure these two times: the boot clocks of the machines with clients, and
+//! the processor's. So a store of new nodes grants nothing for its first 32 s. A client knows a process by the run id that `INFO`
+//! reports at each connection. If a node no longer has the scripts, or its counters have fallen, the client checks it again. If
+//! the clock of a node was set, as compared with this machine's boot clock, the node does not vote for as long either.
 //!
 //! # Limits
 //! * There is no order among waiters: a node wakes one waiter after a release, and each waiter also tries again by itself.

@@ -178,8 +178,8 @@ impl Node {
         *self.due.lock() = Some((due, since));
     }
 
-    /// How long it has been seen in an absence, by this machine's boot clock: since `noted` ms, when a client on this machine
-    /// first saw it; or since this client first saw it, if the server has no note.
+    /// For how long clients of this machine have seen it in an absence, by this machine's boot clock. The time begins at `noted`
+    /// ms, when the first of them saw it. If the server has no note, it begins when this client first saw it.
     pub(crate) fn seen_for(
         &self,
         run_id: &str,

@@ -1,5 +1,5 @@
-//! The tokens of the claims of this process that hold: a claim that is placed again gets the token that it already has, and no
-//! renewal prolongs it under another token.
+//! The tokens of the claims of this process that hold. If such a claim is placed again, it gets the token that it already has.
+//! No renewal prolongs it under another token.
 
 use std::collections::HashMap;
 

@@ -1,11 +1,11 @@
-//! One attempt of one claim at all nodes at once: the first round collects votes, and if they do not agree on a token, the
-//! second round does.
+//! One attempt of one claim at all nodes at once. The first round collects votes. If the votes do not agree on a token, the
+//! second round decides.
 //!
 //! Every node has a counter per bucket of names. A vote raises it and returns the new value. A quorum of votes that all return
-//! m is a grant with the token m. Otherwise m becomes the highest value of a quorum, and each node that voted is asked to mark
-//! it: to raise its counter to m, which it does if the counter is below m, or is m by this very vote. A quorum of marks is the
-//! grant. So each node votes for each token at most once, and an attempt that begins after a grant of m meets a node whose
-//! counter is at least m.
+//! m is a grant with the token m. Otherwise m is the highest value of a quorum, and the client asks each node that voted to mark
+//! it. To mark m, a node raises its counter to m. It does so only if the counter is below m, or is m by this very vote. A quorum
+//! of marks is the grant. So each node votes for each token at most once. And an attempt that begins after a grant of m meets a
+//! node whose counter is at least m.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -33,7 +33,10 @@ impl<D: Dialect> LeaseEngine<D> {
     pub async fn open(dialect: D, settings: Settings) -> Result<Self> {
         let connected = tokio::time::timeout(settings.connect_timeout, dialect.connect()).await;
         let session = connected.map_err(|_| {
-            let cause = format!("no answer within {:?}", settings.connect_timeout);
+            let cause = format!(
+                "no answer within {:?}; is the server up and reachable (connect-timeout)?",
+                settings.connect_timeout
+            );
             Error::unavailable(&dialect, "connect", cause)
         })??;
         let promises = dialect.promises();

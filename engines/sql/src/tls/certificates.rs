@@ -63,7 +63,7 @@ impl Trust {
                 let chain = certificates(url, "tls-cert", cert, &text.0)?;
                 let secret = PrivateKeyDer::from_pem_slice(&text.1).map_err(|_| {
                     url.refuse_part(ConfigPart::File, format!(
-                        "the file {key} of tls-key has no private key in PEM form (an encrypted one cannot be read)"
+                        "the file {key} of tls-key has no private key in PEM form that can be read; name another file, and decrypt an encrypted key"
                     ))
                 })?;
                 let config = builder.with_client_auth_cert(chain, secret);
@@ -99,7 +99,9 @@ fn certificates(
         Ok(found) if !found.is_empty() => Ok(found),
         Ok(_) => Err(url.refuse_part(
             ConfigPart::File,
-            format!("the file {file} of {option} has no certificate in PEM form"),
+            format!(
+                "the file {file} of {option} has no certificate in PEM form; name another file"
+            ),
         )),
         Err(error) => Err(url.refuse_part(
             ConfigPart::File,
@@ -126,11 +128,15 @@ fn of_this_machine(
 /// What to change so that a failed handshake can succeed; `None` if a retry may succeed.
 pub fn explain(error: &(dyn StdError + 'static), host: &str) -> Option<String> {
     if find::<InvalidDnsNameError>(error).is_some() {
-        return Some(format!("{host} is not a name that a certificate can have"));
+        return Some(format!(
+            "{host} is not a name that a certificate can have; name the host as its certificate does"
+        ));
     }
     match find::<rustls::Error>(error)? {
         rustls::Error::InvalidCertificate(error) => Some(certificate(error, host)),
-        rustls::Error::NoCertificatesPresented => Some(format!("{host} shows no certificate")),
+        rustls::Error::NoCertificatesPresented => {
+            Some(format!("{host} shows no certificate; give the server one"))
+        }
         rustls::Error::PeerIncompatible(why) => Some(nothing_in_common(host, why)),
         rustls::Error::AlertReceived(alert) => match alert {
             AlertDescription::CertificateRequired => Some(format!(
@@ -175,11 +181,13 @@ fn certificate(error: &CertificateError, host: &str) -> String {
             format!("the certificate is not for {host}; {change}")
         }
         CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
-            format!("the certificate of {host} has expired, or the clock of this machine is wrong")
+            format!(
+                "the certificate of {host} has expired, or the clock of this machine is wrong; renew it, or set the clock"
+            )
         }
         CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
             format!(
-                "the certificate of {host} is not valid yet, or the clock of this machine is wrong"
+                "the certificate of {host} is not valid yet, or the clock of this machine is wrong; check both"
             )
         }
         other => {
