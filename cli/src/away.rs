@@ -3,11 +3,13 @@
 use std::ffi::OsString;
 use std::fmt;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use fencelock::Error;
 use fencelock::engine::{Claim, Engine, Grant, Place, Standing};
 use fencelock::layers::{Breaker, Layer};
+use fencelock::support::Mutex;
 use tokio::sync::watch;
 
 use crate::args::{IfAway, Times};
@@ -15,7 +17,10 @@ use crate::exit::{Failure, Outcome, code, say};
 use crate::joined;
 use crate::signals::Signals;
 
-/// Learns that a store is away when the store's breaker opens.
+/// A store that grants nothing for this long counts as away: longer than a step of a move takes.
+const STALLED: Duration = Duration::from_secs(5);
+
+/// Learns that a store is away when the store's breaker opens, or when it grants nothing for a while.
 #[derive(Clone, Debug)]
 pub(crate) struct Ear(watch::Sender<Option<(String, String)>>);
 
@@ -28,7 +33,12 @@ impl Ear {
     pub(crate) fn around(&self, engine: Arc<dyn Engine>) -> Arc<dyn Engine> {
         let breaker = Breaker::new(engine);
         let ear = self.clone();
-        Arc::new(Listening { breaker, ear })
+        let stalled_since = Mutex::default();
+        Arc::new(Listening {
+            breaker,
+            ear,
+            stalled_since,
+        })
     }
 
     /// Returns when the store is away, with the error.
@@ -45,6 +55,8 @@ impl Ear {
 struct Listening {
     breaker: Breaker,
     ear: Ear,
+    /// Since when the store has answered that it grants nothing.
+    stalled_since: Mutex<Option<Instant>>,
 }
 
 impl Listening {
@@ -52,15 +64,31 @@ impl Listening {
         if let Err(Error::Unavailable { store, cause, .. }) = &answer
             && self.breaker.away().is_some()
         {
-            self.ear.0.send_if_modified(|heard| {
-                let first = heard.is_none();
-                if first {
-                    *heard = Some((store.clone(), cause.to_string()));
-                }
-                first
-            });
+            self.is_away(store.clone(), cause.to_string());
         }
         answer
+    }
+
+    /// A store that grants nothing for a while, as in an interrupted move, counts as one that is away.
+    fn hear_stall(&self, stalled: Option<&str>) {
+        let mut since = self.stalled_since.lock();
+        let Some(why) = stalled else {
+            *since = None;
+            return;
+        };
+        if since.get_or_insert_with(Instant::now).elapsed() >= STALLED {
+            self.is_away(self.breaker.to_string(), why.to_owned());
+        }
+    }
+
+    fn is_away(&self, store: String, why: String) {
+        self.ear.0.send_if_modified(|heard| {
+            let first = heard.is_none();
+            if first {
+                *heard = Some((store, why));
+            }
+            first
+        });
     }
 }
 
@@ -71,7 +99,14 @@ impl Layer for Listening {
     }
 
     async fn place(&self, claim: &Claim) -> Result<Standing, Error> {
-        self.hear(self.below().place(claim).await)
+        let placed = self.hear(self.below().place(claim).await);
+        if let Ok(standing) = &placed {
+            self.hear_stall(match standing {
+                Standing::Waiting(place) => place.stalled.as_deref(),
+                _ => None,
+            });
+        }
+        placed
     }
 
     async fn wait(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>, Error> {

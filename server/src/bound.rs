@@ -75,6 +75,11 @@ impl Entry {
         self.holds && self.believed.is_some_and(|until| until <= now)
     }
 
+    /// Whether the client was told a later token than this one.
+    fn has_later(&self, token: Token) -> bool {
+        self.tokens.iter().any(|told| *told > token)
+    }
+
     /// Whether the client may believe in its hold.
     fn is_believed(&self, now: BootInstant) -> bool {
         self.holds && !self.ending && self.believed.is_some_and(|until| until > now)
@@ -189,7 +194,11 @@ impl Bound {
         let mut table = self.table.lock();
         match table.claims.get(&claim.id) {
             Some(entry) if entry.ending || entry.is_lost(now) => Err(NotHere::Ended),
-            Some(entry) if entry.claim.name != claim.name || !entry.tokens.contains(token) => {
+            Some(entry)
+                if entry.claim.name != claim.name
+                    || !entry.tokens.contains(token)
+                    || entry.has_later(*token) =>
+            {
                 Err(NotHere::Other)
             }
             Some(_) if held.shorten => {
@@ -206,7 +215,20 @@ impl Bound {
         }
     }
 
-    /// Begins to withdraw the claim: the store says that it does not hold, or its client gives it back.
+    /// Begins to withdraw the claim if the store says that it does not hold by this token. If the claim got a later one, it was a
+    /// late renewal.
+    pub(crate) fn lost(&self, id: ClaimId, token: Token) {
+        let now = self.engine.clock().now();
+        let mut table = self.table.lock();
+        let entry = table.claims.get(&id);
+        if entry.is_some_and(|entry| !entry.has_later(token)) {
+            table.end(id, now);
+            drop(table);
+            self.changed.notify_one();
+        }
+    }
+
+    /// Begins to withdraw the claim: its client gives it back, or believes no more.
     pub(crate) fn end(&self, id: ClaimId) {
         let now = self.engine.clock().now();
         if self.table.lock().end(id, now) {

@@ -124,7 +124,7 @@ fn end(replica: &Replica, id: ClaimId, token: Token) {
         replica.metrics.lost("renewal");
     }
     if let Some(bound) = &replica.bound {
-        bound.end(id);
+        bound.lost(id, token);
     }
 }
 

@@ -246,6 +246,11 @@ fn a_waiter_in_an_abandoned_hush_sees_the_reason() {
         assert!(ran.err.contains("migrate finish"), "{ran:?}");
         assert!(!ran.err.contains("held by"), "{ran:?}");
     }
+    // Without a time to wait, the choice of its user decides.
+    let skips = all.programs.run(&words(&["--if-away", "skip"]));
+    assert_eq!(skips.code, 0, "{skips:?}");
+    assert!(skips.err.contains("between two stores"), "{skips:?}");
+    assert!(skips.err.contains("was not run"), "{skips:?}");
     #[cfg(all(feature = "serve", feature = "http"))]
     a_waiter_through_the_service_sees_the_reason(&all);
     assert_eq!(probe.end().code, 0);

@@ -175,3 +175,21 @@ fn a_bad_set_is_refused_and_shows_no_password() {
         ran.err
     );
 }
+
+/// A set with a prefix has its records for the whole of each store.
+#[test]
+fn a_store_of_a_set_is_refused_with_a_prefix_too() {
+    let dir = Dir::new("shards-prefix").unwrap();
+    let set = files(&dir, &[("a", "1"), ("b", "2")]) + "&prefix=p/";
+    let fixture = Fixture::on(set);
+    assert_eq!(fixture.run(&["shards", "init"]).code, 0);
+    for options in ["", "?prefix=p/", "?prefix=p/q"] {
+        let plain = format!("sqlite:{}{options}", dir.join("1"));
+        let alone = fixture.run(&["run", "-n", "x", "--store", &plain, "--", "echo", "ran"]);
+        refused(&alone, "it belongs to a set of stores");
+        let sign = if options.is_empty() { '?' } else { '&' };
+        let wanted = format!("{plain}{sign}outside-set=yes");
+        let wanted = fixture.run(&["run", "-n", "x", "--store", &wanted, "--", "true"]);
+        assert_eq!(wanted.code, 0, "{wanted:?}");
+    }
+}

@@ -132,9 +132,9 @@ export class Client {
     return {
       name,
       mode: options.mode ?? "exclusive",
-      lock_delay_ms: Math.ceil(options.lockDelayMs ?? 0),
+      lock_delay_ms: milliseconds("lockDelayMs", options.lockDelayMs ?? 0),
       owner: this.owner,
-      ...(options.ttlMs === undefined ? {} : { ttl_ms: Math.ceil(options.ttlMs) }),
+      ...(options.ttlMs === undefined ? {} : { ttl_ms: milliseconds("ttlMs", options.ttlMs) }),
       ...(options.permitCount === undefined ? {} : { permit_count: options.permitCount }),
       ...(options.label === undefined ? {} : { label: options.label }),
     };
@@ -268,4 +268,10 @@ export class Client {
     this.held.add(lock);
     return lock;
   }
+}
+
+/** Whole milliseconds. JSON would turn NaN and Infinity into null, which means "by default". */
+function milliseconds(option: string, value: number): number {
+  if (!Number.isFinite(value) || value < 0) throw new RangeError(`${option} must be a number of milliseconds, not ${value}`);
+  return Math.ceil(value);
 }

@@ -1,6 +1,7 @@
 //! A store that is about to be opened: the options that every store has, its opening, and whether it may be used by itself.
 
 use std::fmt;
+use std::iter;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,12 +61,14 @@ impl ToOpen {
     /// Opens it as a store of its own, again and again while it does not answer.
     pub(crate) async fn open(mut self, patience: Option<Duration>) -> Result<Arc<dyn Engine>> {
         let most = patience.map_or(self.most, |patience| patience.min(self.most));
-        let engine = self.prefixed(self.patiently(most).await?)?;
+        let engine = self.patiently(most).await?;
         let inspect_only = self.options.url().inspect_only;
         if !self.outside_set && !inspect_only && engine.promises().record {
-            refuse_shard(&*engine).await?;
+            for scope in scopes(self.prefix.as_deref().unwrap_or_default()) {
+                refuse_shard(&*engine, scope).await?;
+            }
         }
-        Ok(engine)
+        self.prefixed(engine)
     }
 
     /// Opens it as a part of another store, with one attempt.
@@ -159,10 +162,20 @@ impl ToOpen {
     }
 }
 
+/// The scopes in which the record of a set concerns names with this prefix: that of the whole store, those of shorter prefixes, as
+/// far as they end with a separator, and that of the prefix itself.
+fn scopes(prefix: &str) -> impl Iterator<Item = &str> {
+    let separators = prefix.char_indices().filter(|(_, c)| !c.is_alphanumeric());
+    let shorter = separators.map(|(at, c)| &prefix[..at + c.len_utf8()]);
+    let shorter = shorter.filter(move |scope| *scope != prefix);
+    let own = (!prefix.is_empty()).then_some(prefix);
+    iter::once("").chain(shorter).chain(own)
+}
+
 /// Refuses a store that belongs to a set: a program that opens it alone would not exclude the set's programs. This costs one
-/// request at open.
-async fn refuse_shard(engine: &dyn Engine) -> Result<()> {
-    let found = match engine.record("", None).await {
+/// request at open for each scope.
+async fn refuse_shard(engine: &dyn Engine, scope: &str) -> Result<()> {
+    let found = match engine.record(scope, None).await {
         Ok(found) if found.text.is_empty() => return Ok(()),
         #[cfg(feature = "composite")]
         Ok(found) if fencelock_composite::may_stand_alone(&found.text) => return Ok(()),
@@ -187,16 +200,23 @@ impl fmt::Display for ToOpen {
     }
 }
 
-#[cfg(all(test, feature = "sqlite"))]
+#[cfg(test)]
 mod tests {
-    use super::ToOpen;
+    #[test]
+    fn a_prefix_is_in_the_scopes_of_shorter_ones() {
+        let scopes = |prefix| super::scopes(prefix).collect::<Vec<_>>();
+        assert_eq!(scopes(""), [""]);
+        assert_eq!(scopes("p/"), ["", "p/"]);
+        assert_eq!(scopes("ä-b/c"), ["", "ä-", "ä-b/", "ä-b/c"]);
+    }
 
+    #[cfg(feature = "sqlite")]
     #[test]
     fn typed_options_of_every_store_are_read() {
         let plain = fencelock_sqlite::Options::new("/tmp/locks.db");
         let set = plain.clone().prefix("a/").breaker(true).outside_set(true);
         let read = |options: fencelock_sqlite::Options| {
-            let read = ToOpen::new(Box::new(options)).unwrap();
+            let read = super::ToOpen::new(Box::new(options)).unwrap();
             read.check().unwrap();
             (read.prefix, read.breaker, read.outside_set)
         };

@@ -96,7 +96,7 @@ CREATE OR REPLACE FUNCTION fencelock_now() RETURNS bigint LANGUAGE sql VOLATILE 
 $$ SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint $$;
 
 -- The revision of these functions. A client that finds none, or a lower one, runs this script again.
-CREATE OR REPLACE FUNCTION fencelock_revision() RETURNS integer LANGUAGE sql IMMUTABLE AS $$ SELECT 4 $$;
+CREATE OR REPLACE FUNCTION fencelock_revision() RETURNS integer LANGUAGE sql IMMUTABLE AS $$ SELECT 5 $$;
 
 -- Lifts tokens above the time and above `least_`, if they are below. Returns the last one by then. Tokens grow more slowly
 -- than the time does, so a token above the time is above all earlier ones, also after an old dump was restored. It lifts a
@@ -354,8 +354,9 @@ BEGIN
     RETURN held_;
 END $$;
 
--- Makes a change. Returns -1 if the gate is not at this version any more, or a hold that had expired was renewed; else the first
--- token of a grant, or 0.
+-- Makes a change. Returns -1 if the lock is not as it was read: the gate is not at this version any more, a holder that the change
+-- is about is gone, or a hold that had expired was renewed. Else returns the first token of a grant, or 0. The version alone does
+-- not tell: it begins with one that follows from the claim, and a claim may be placed again after its gate was deleted.
 CREATE OR REPLACE FUNCTION fencelock_change(of text, gate bigint, dead_holders bigint[], dead_waiters bigint[], what text,
     what_first bigint, what_ticket bigint, who bytea, how text, count_ integer, lease bigint, delay bigint, whose text,
     note text, ring text, last boolean, next_claims bytea[], next_bells text[]) RETURNS bigint LANGUAGE plpgsql AS $$
@@ -363,9 +364,13 @@ DECLARE
     token_ bigint := 0;
     now_ bigint;
     told_ record;
+    deleted_ bigint;
 BEGIN
     UPDATE fencelock_locks SET version = version + 1 WHERE name = of AND version = gate;
     IF NOT FOUND THEN
+        RETURN -1;
+    END IF;
+    IF what_first IS NOT NULL AND NOT EXISTS (SELECT 1 FROM fencelock_holders WHERE name = of AND first = what_first) THEN
         RETURN -1;
     END IF;
     now_ := fencelock_now();
@@ -374,7 +379,8 @@ BEGIN
     END IF;
     IF cardinality(dead_holders) > 0 THEN
         DELETE FROM fencelock_holders WHERE name = of AND first = ANY (dead_holders) AND expiry <= now_;
-        IF EXISTS (SELECT 1 FROM fencelock_holders WHERE name = of AND first = ANY (dead_holders)) THEN
+        GET DIAGNOSTICS deleted_ = ROW_COUNT;
+        IF deleted_ <> cardinality(dead_holders) THEN
             RETURN -1;
         END IF;
     END IF;

@@ -9,7 +9,7 @@ use super::error::is_missing;
 pub(super) const SCHEMA: &str = include_str!("schema.sql");
 const FORMAT: &str = "1";
 /// The revision of the functions in the schema.
-pub(super) const REVISION: u16 = 4;
+pub(super) const REVISION: u16 = 5;
 /// The lock of clients that create the tables: a number that other programs are unlikely to use.
 const SETUP_KEY: i64 = 0x0066_656e_6365_6c6b;
 

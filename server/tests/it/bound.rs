@@ -152,6 +152,26 @@ async fn a_claim_without_renewals_is_withdrawn_and_its_id_ends() {
 }
 
 #[tokio::test]
+async fn a_late_renewal_from_before_a_downgrade_does_not_end_the_hold() {
+    let ((at, _), client) = (memory().await, Client::new());
+    let id = client.claim();
+    let first = put(&at, &client, id, json!({"name": "a"})).await.is(200);
+    let body = json!({"name": "a", "mode": "shared"});
+    let second = put(&at, &client, id, body).await.is(200);
+    assert!(second["token"].as_u64() > first["token"].as_u64());
+    renew(&at, &client, id, &first["token"], 30_000)
+        .await
+        .is_problem(410, "lost");
+    // In its new mode.
+    let body = json!({"name": "a", "mode": "shared", "token": second["token"], "ttl_ms": 30_000});
+    let path = format!("/v1/claims/{id}/renew");
+    send(&at, &client, "POST", &path, &body).await.is(200);
+    let other = Client::new();
+    let refused = put(&at, &other, other.claim(), json!({"name": "a"})).await;
+    refused.is_problem(409, "held");
+}
+
+#[tokio::test]
 async fn a_hold_is_kept_for_the_longest_renewal_unless_one_shortens() {
     let ((at, _), client) = (memory().await, Client::new());
     let id = client.claim();

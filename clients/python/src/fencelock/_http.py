@@ -55,6 +55,8 @@ def replica_url(text: str, token: Optional[str]) -> SplitResult:
         raise ValueError(f"the URL of a replica begins with http:// or https://: {text!r}")
     if url.username or url.password:
         raise ValueError("a token does not belong into the URL; use the option `token`")
+    if token and not (token.isascii() and token.isprintable() and " " not in token):
+        raise ValueError("the token has characters that a token cannot have; a line break at its end, for example")
     if url.scheme == "http" and token and not _is_loopback(url.hostname):
         raise ValueError(f"the token is not sent to {url.hostname} over plain http; use https")
     return url

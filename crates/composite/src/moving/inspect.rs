@@ -4,12 +4,16 @@ use async_trait::async_trait;
 use fencelock_core::engine::{Cursor, Grant, HolderView, Page};
 use fencelock_core::{Error, Evict, Finding, Inspect, LockName, LockView, Purpose, Result, Token};
 use futures_util::future::join_all;
+use futures_util::stream::{self, StreamExt, TryStreamExt};
 
 use crate::known::Route;
 use crate::moving::engine::Moving;
 use crate::moving::knowledge::Now;
 use crate::open::of_shard;
 use crate::phase::Phase;
+
+/// How many names of a page are looked at together.
+const LOOKS_AT_ONCE: usize = 64;
 
 #[async_trait]
 impl Inspect for Moving {
@@ -57,8 +61,9 @@ impl Inspect for Moving {
         }
     }
 
-    /// Lists store after store, with the names for which each store counts. The cursor is `SHARD:` and the cursor of that
-    /// store.
+    /// Lists store after store, with the names for which each store counts. A name that is moving is shown as `look` shows it:
+    /// its holder may have the token of the other store, and others may wait there. The cursor is `SHARD:` and the cursor of
+    /// that store.
     async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
         let state = self.state();
         let now = state.known()?;
@@ -80,8 +85,17 @@ impl Inspect for Moving {
         let page = inspect.list(prefix, within, limit).await;
         let mut page = page.map_err(|error| member.named(error))?;
         page.items.retain(|view| now.known.counts(&view.name) == id);
+        let looks = page.items.into_iter().map(|view| async {
+            match state.route(&now.known, &view.name)?.second {
+                Some(_) => self.look(&view.name).await,
+                None => Ok(view),
+            }
+        });
+        let looks = stream::iter(looks).buffered(LOOKS_AT_ONCE);
+        let mut items: Vec<LockView> = looks.try_collect().await?;
+        items.retain(|view| !view.holders.is_empty());
         let within = page.next.map(|next| Cursor(format!("{id}:{}", next.0)));
-        Ok(Page::new(page.items, within.or(next_store)))
+        Ok(Page::new(items, within.or(next_store)))
     }
 
     /// Evicts from each store that has the holder's claim.

@@ -191,6 +191,8 @@ async fn a_hold_lives_through_all_steps() {
     two.finish(Phase::BothNew).await;
     let view = client.look("x").await.unwrap();
     assert_eq!(view.token(), Some(token), "one hold has one token");
+    let listed = client.list("").await.unwrap();
+    assert_eq!(listed[0].token(), Some(token), "{listed:?}");
     two.finish(Phase::New).await;
     assert!(guard.is_valid());
     assert_eq!(guard.token(), token);

@@ -37,6 +37,7 @@ impl Leases {
         let gate = request.push(self.update_gate(write, expired_in_gate));
         request.push("SET @fencelock_go = ROW_COUNT()");
         let reaped = self.reap(&mut request, write, &expired);
+        let released = self.change_holder(&mut request, write);
         let granted = self.change(&mut request, write);
         if write.last {
             let (locks, of) = (&self.tables.locks, name(write.name));
@@ -57,7 +58,8 @@ impl Leases {
             }
         };
         let reaped = reaped.map_or(0, |reaped| answers[reaped].affected);
-        if answers[gate].affected == 0 || reaped < expired.len() as u64 {
+        let was_gone = released.is_some_and(|released| answers[released].affected == 0);
+        if answers[gate].affected == 0 || reaped < expired.len() as u64 || was_gone {
             return Ok(Written::Stale);
         }
         self.wake_next(write);
@@ -121,7 +123,7 @@ impl Leases {
         reaped
     }
 
-    /// The change itself. Returns the claim of a grant, and the index of the answer that has its id.
+    /// The change itself, but for that of a holder. Returns the claim of a grant, and the index of the answer that has its id.
     fn change<'a>(&self, request: &mut Request, write: &Write<'a>) -> Option<(&'a Claim, usize)> {
         let of = name(write.name);
         match write.change {
@@ -161,11 +163,9 @@ impl Leases {
                 self.leave_queue(request, &of, ticket);
                 None
             }
-            Change::Release { .. } | Change::Abandon { .. } | Change::Ask { .. } => {
-                self.change_holder(request, write);
+            Change::Release { .. } | Change::Abandon { .. } | Change::Ask { .. } | Change::Reap => {
                 None
             }
-            Change::Reap => None,
         }
     }
 
@@ -197,20 +197,24 @@ impl Leases {
         insert
     }
 
-    /// Changes the row of a shared holder or a permit.
-    fn change_holder(&self, request: &mut Request, write: &Write<'_>) {
-        let Some((holder, change)) = changed_holder(write) else {
-            return;
-        };
+    /// Changes the row of a shared holder or a permit. Returns the index of the answer that counts a released one.
+    ///
+    /// The gate's version does not tell whether that holder is still there: it begins with one that follows from the claim, and
+    /// a claim may be placed again after its gate was deleted.
+    fn change_holder(&self, request: &mut Request, write: &Write<'_>) -> Option<usize> {
+        let (holder, change) = changed_holder(write)?;
         if holder.mode == Mode::Exclusive {
-            return;
+            return None;
         }
         let holders = &self.tables.holders;
         let condition = format!("id = {} AND {GO}", id(holder.tokens.first));
-        request.push(match write.change {
-            Change::Release { .. } => format!("DELETE FROM {holders} WHERE {condition}"),
-            _ => format!("UPDATE {holders} SET {change} WHERE {condition}"),
-        });
+        if !matches!(write.change, Change::Release { .. }) {
+            request.push(format!("UPDATE {holders} SET {change} WHERE {condition}"));
+            return None;
+        }
+        let released = request.push(format!("DELETE FROM {holders} WHERE {condition}"));
+        request.push("SET @fencelock_go = @fencelock_go AND ROW_COUNT() = 1");
+        Some(released)
     }
 }
 

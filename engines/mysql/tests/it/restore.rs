@@ -92,3 +92,12 @@ async fn late_requests_do_no_harm() {
     let server = MariaDb::start().unwrap();
     late::late_requests_do_no_harm(&server.url()).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_of_a_lock_that_was_read_long_ago_is_not_made() {
+    let server = MariaDb::start().unwrap();
+    let proxy = Proxy::start(server.port()).unwrap();
+    let (url, through) = (server.url(), server.url_at(proxy.port(), "lock"));
+    let done = late::a_change_of_a_lock_that_was_read_long_ago_is_not_made(&url, &through, &proxy);
+    shared::soon("the changes", done).await;
+}

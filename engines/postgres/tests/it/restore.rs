@@ -3,6 +3,7 @@
 use std::process::Command;
 
 use fencelock_core::engine::Evict;
+use fencelock_testbed::Proxy;
 
 use super::shared::late;
 use super::shared::restore::{above, run, tokens_increase_after_a_restore};
@@ -117,4 +118,13 @@ async fn a_full_queue_of_notifications_does_not_keep_a_lock_held() {
 async fn late_requests_do_no_harm() {
     let server = Postgres::start().unwrap();
     late::late_requests_do_no_harm(&server.url()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_of_a_lock_that_was_read_long_ago_is_not_made() {
+    let server = Postgres::start().unwrap();
+    let proxy = Proxy::start(server.port()).unwrap();
+    let (url, through) = (server.url(), server.url_at(proxy.port(), "lock"));
+    let done = late::a_change_of_a_lock_that_was_read_long_ago_is_not_made(&url, &through, &proxy);
+    shared::soon("the changes", done).await;
 }

@@ -7,6 +7,10 @@ local name, queue = KEYS[1], KEYS[2]
 -- GET, not GETRANGE: Lua takes longer to format the numbers of the range.
 local value = redis.call('GET', name)
 local mine = value and string.sub(value, 1, #ARGV[1]) == ARGV[1]
+if mine and ARGV[2] == 'undo' and not string.match(value, '^fl1:%x+:%d+:1:%d+:%d+:0:') then
+  -- A renewal has made it a grant since.
+  return 4
+end
 if mine and ARGV[2] == 'release' then
   redis.call('DEL', name)
   -- The common case ends here.

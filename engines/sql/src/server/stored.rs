@@ -55,8 +55,9 @@ pub struct Queued {
     pub left: Option<Duration>,
 }
 
-/// The version of a gate that [`Dialect::acquire_free`](super::Dialect::acquire_free) inserts: random, so that no two gates of
-/// one name begin with the same version.
+/// The version of a gate that [`Dialect::acquire_free`](super::Dialect::acquire_free) inserts. It follows from the claim, so that
+/// any process can release the claim in one request. Gates of two claims begin with different versions. A claim that is placed
+/// again after its gate was deleted has the same version again. So a change checks the holders that it is about, too.
 pub fn first_version(claim: ClaimId) -> u64 {
     let (high, low) = claim.as_bytes().split_at(8);
     let number = |bytes: &[u8]| {

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencelock_core::engine::{Claim, HeldClaim, Renewal, Standing};
+use fencelock_core::engine::{Claim, HeldClaim, Leave, Renewal, Standing};
 use fencelock_core::{Engine, Mode, StoreUrl, Token};
+use fencelock_testbed::{Flow, Proxy};
+use tokio::time::sleep;
 
 use super::claim;
 
@@ -37,5 +39,59 @@ pub(crate) async fn late_requests_do_no_harm(url: &str) {
             let is_kept = matches!(renewed[0], Renewal::Kept { .. });
             assert_eq!(is_kept, kept, "{name} {token}: {renewed:?}");
         }
+    }
+}
+
+/// A client reads an expired hold of a claim, and its change comes late: meanwhile another client had the lock, and then the
+/// same claim again, whose gate begins with the same version. `proxy` is in front of the server that `url` names, and
+/// `through` names the proxy.
+pub(crate) async fn a_change_of_a_lock_that_was_read_long_ago_is_not_made(
+    url: &str,
+    through: &str,
+    proxy: &Proxy,
+) {
+    let open = async |url: &str| -> Arc<dyn Engine> {
+        let engine = crate::engine::connect(StoreUrl::parse(url).unwrap());
+        engine.await.unwrap()
+    };
+    let (near, far) = (open(url).await, open(through).await);
+    for (round, mode) in [Mode::Exclusive, Mode::Shared, Mode::Exclusive]
+        .into_iter()
+        .enumerate()
+    {
+        let name = format!("lock-{round}");
+        let again = claim(&name, mode, Duration::from_millis(200));
+        place(&near, &again).await;
+        sleep(Duration::from_millis(400)).await;
+        let late = claim(&name, Mode::Exclusive, Duration::from_secs(60));
+        if round == 0 {
+            // Prepares the statements of this connection.
+            place(&far, &late).await;
+            continue;
+        }
+        proxy.requests(Flow::Delay(Duration::from_millis(700)));
+        let placing = tokio::spawn({
+            let (far, late) = (Arc::clone(&far), late.clone());
+            async move { far.place(&late).await }
+        });
+        // It has read the lock when two answers have come.
+        for _ in 0..2 {
+            let before = proxy.answer_bytes();
+            while proxy.answer_bytes() == before {
+                sleep(Duration::from_millis(2)).await;
+            }
+        }
+        let between = claim(&name, Mode::Exclusive, Duration::from_secs(60));
+        place(&near, &between).await;
+        near.withdraw(&between, Leave::Release).await.unwrap();
+        let token = place(&near, &again.clone().ttl(Duration::from_secs(60))).await;
+        let placed = placing.await.unwrap();
+        proxy.requests(Flow::Pass);
+        assert!(
+            !matches!(placed, Ok(Standing::Held(_))),
+            "{mode:?}: {placed:?}"
+        );
+        let view = near.inspect().look(&again.name).await.unwrap();
+        assert_eq!(view.token(), Some(token), "{mode:?}: {view:?}");
     }
 }

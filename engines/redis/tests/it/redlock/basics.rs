@@ -244,3 +244,35 @@ async fn with_a_gate_a_contended_lock_is_granted_soon() {
     }
     assert_eq!(all.len(), 40);
 }
+
+/// The undo of an attempt without an answer may arrive after a renewal has made that attempt part of a grant.
+#[tokio::test]
+async fn a_late_undo_spares_what_a_renewal_has_made_a_grant() {
+    let server = crate::support::server();
+    let attempt = format!("fl1:{:032x}:1:", 7);
+    let mark = format!("fl1:{:032x}:", 7);
+    let run = |script: &str, arguments: &[&str]| -> Vec<i64> {
+        let script = &["EVAL", script][..];
+        server.command(&[script, arguments].concat()).unwrap()
+    };
+    let undo = || -> i64 {
+        let script = include_str!("../../../src/scripts/redlock_withdraw.lua");
+        let arguments = ["2", "x", "queue", &attempt, "undo"];
+        server
+            .command(&[&["EVAL", script][..], &arguments].concat())
+            .unwrap()
+    };
+    let exists = || -> i64 { server.command(&["EXISTS", "x"]).unwrap() };
+    for (renewed, answer) in [(false, 1), (true, 4)] {
+        let value = format!("{attempt}1:5:10000:0:0:rest");
+        let _: String = server
+            .command(&["SET", "x", &value, "PX", "10000"])
+            .unwrap();
+        if renewed {
+            let script = include_str!("../../../src/scripts/redlock_renew.lua");
+            assert_eq!(run(script, &["1", "x", &mark, "5", "20000"]), [1]);
+        }
+        assert_eq!(undo(), answer);
+        assert_eq!(exists(), i64::from(renewed));
+    }
+}
