@@ -196,9 +196,6 @@ impl Asking {
         let mut waited = in_queue;
         let name = self.claim.name.clone();
         let mut refused = pin!(caller.loses(Right::Take, &name));
-        // A claim on a store that is bound to replicas goes on waiting here. A request of this kind that comes during the drain
-        // waits, too, or its client would ask again and again.
-        let drains_already = self.replica.bound.is_some() && self.replica.draining.is_cancelled();
         loop {
             self.replica.check_fresh(self.received)?;
             let (standing, back) = place(&self.replica, self.claim.clone(), visit).await?;
@@ -222,7 +219,7 @@ impl Asking {
                 biased;
                 () = visit.superseded() => Woken::Over,
                 refusal = &mut refused => return Err(refusal),
-                () = replica.draining.cancelled(), if !drains_already => Woken::Over,
+                () = replica.draining.cancelled() => Woken::Over,
                 () = replica.clock.sleep_until(self.until) => Woken::Over,
                 woken = replica.engine.wait(&self.claim, &place) => self.judge(woken, &mut errors).await,
                 () = replica.clock.sleep_until(place.recheck) => Woken::Again,
@@ -235,6 +232,15 @@ impl Asking {
                     return self.granted(&grant, caller, true);
                 }
                 Woken::Again if replica.clock.now() < self.until && !visit.is_superseded() => {}
+                // A claim that waits at this replica alone could get its turn when nobody may hold here any more. So it ends, and
+                // its client takes a place at another replica.
+                Woken::Over if replica.draining.is_cancelled() && !visit.is_superseded() => {
+                    let Some(bound) = &replica.bound else {
+                        return Ok(Taken::Waiting(self.waiting(&place)));
+                    };
+                    bound.end(self.claim.id);
+                    return Err(self.ended());
+                }
                 Woken::Again | Woken::Over => return Ok(Taken::Waiting(self.waiting(&place))),
             }
         }

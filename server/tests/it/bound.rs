@@ -275,6 +275,36 @@ async fn draining_asks_holders_to_go_and_leaves_what_they_believe_in() {
     assert_eq!((service.bound_claims(), service.bound_holds()), (1, 1));
 }
 
+/// A waiter could get its turn when nobody may hold there any more.
+#[tokio::test]
+async fn draining_sends_waiters_to_another_replica() {
+    let ((at, _), client) = (memory().await, Client::new());
+    let id = client.claim();
+    let taken = put(&at, &client, id, json!({"name": "a"})).await.is(200);
+    renew(&at, &client, id, &taken["token"], 30_000)
+        .await
+        .is(200);
+    let (waiter, second) = (Client::new(), Client::new());
+    let (waits, later) = (waiter.claim(), second.claim());
+    let wait = |ms: u64| json!({"name": "a", "queue": true, "wait_ms": ms});
+    put(&at, &second, later, wait(0)).await.is(202);
+    let poll = put(&at, &waiter, waits, wait(10_000));
+    let drained = async {
+        until(&at, "a", "two wait", |lock| waiters(lock) == 2).await;
+        at.service().refuse_new();
+    };
+    let (answer, ()) = tokio::join!(poll, drained);
+    answer.is_problem(410, "ended");
+    // One that had no request under way then.
+    put(&at, &second, later, wait(10_000))
+        .await
+        .is_problem(410, "ended");
+    until(&at, "a", "none waits", |lock| waiters(lock) == 0).await;
+    let new = put(&at, &waiter, waiter.claim(), wait(10_000)).await;
+    new.is_problem(503, "draining");
+    release(&at, &client, id).await.is(200);
+}
+
 /// When the store reports the end of a hold, neither its client nor the end of the replica waits any longer.
 #[tokio::test]
 async fn a_hold_that_was_taken_away_is_over_here_at_once() {
