@@ -140,7 +140,7 @@ async fn a_serialization_failure_is_tried_again() {
         ("advisory", &["fencelock_bound"]),
     ] {
         let server = Postgres::start().unwrap();
-        let url = format!("{}?strategy={strategy}", server.url());
+        let url = format!("{}?strategy={strategy}&response-timeout=10s", server.url());
         let (one, two) = (open(&url).await.unwrap(), open(&url).await.unwrap());
         let admin = raw(&server, "admin").await;
         admin.batch_execute(HICCUP).await.unwrap();
