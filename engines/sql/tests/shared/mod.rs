@@ -18,7 +18,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 /// Much longer than any step takes.
-pub(crate) const LIMIT: Duration = Duration::from_secs(20);
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 pub(crate) async fn open(url: &str) -> Result<Client, Error> {
     open_with(StoreUrl::parse(url)?).await
