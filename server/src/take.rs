@@ -224,24 +224,25 @@ impl Asking {
                 woken = replica.engine.wait(&self.claim, &place) => self.judge(woken, &mut errors).await,
                 () = replica.clock.sleep_until(place.recheck) => Woken::Again,
             };
-            match woken {
-                Woken::Granted(grant) => {
+            let drains = replica.draining.is_cancelled() && !visit.is_superseded();
+            match (woken, &replica.bound) {
+                (Woken::Granted(grant), _) => {
                     visit.waits_no_more();
                     #[cfg(fencelock_planted)]
                     crate::planted::confirm(&replica.engine, &self.claim, self.ttl, &grant).await;
                     return self.granted(&grant, caller, true);
                 }
-                Woken::Again if replica.clock.now() < self.until && !visit.is_superseded() => {}
+                (Woken::Again, _) if replica.clock.now() < self.until && !visit.is_superseded() => {
+                }
                 // A claim that waits at this replica alone could get its turn when nobody may hold here any more. So it ends, and
                 // its client takes a place at another replica.
-                Woken::Over if replica.draining.is_cancelled() && !visit.is_superseded() => {
-                    let Some(bound) = &replica.bound else {
-                        return Ok(Taken::Waiting(self.waiting(&place)));
-                    };
+                (Woken::Over, Some(bound)) if drains => {
                     bound.end(self.claim.id);
                     return Err(self.ended());
                 }
-                Woken::Again | Woken::Over => return Ok(Taken::Waiting(self.waiting(&place))),
+                (Woken::Again | Woken::Over, _) => {
+                    return Ok(Taken::Waiting(self.waiting(&place)));
+                }
             }
         }
     }

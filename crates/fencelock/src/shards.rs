@@ -241,6 +241,14 @@ impl ShardSet {
         Ok(())
     }
 
+    /// The shards, if their map and the name of their set can be used.
+    fn checked(&self, opening: Opening) -> Result<Shards> {
+        let shards = self.shards(opening, self.url.inspect_only)?;
+        let checked = shards.check();
+        checked.map_err(|error| in_url(&self.url, error))?;
+        Ok(shards)
+    }
+
     pub(crate) fn shards(&self, opening: Opening, inspect_only: bool) -> Result<Shards> {
         if let Some(Error::Config {
             store, part, why, ..
@@ -284,25 +292,18 @@ impl StoreOptions for ShardSet {
 
     fn check(&self) -> Result<()> {
         self.check_stores()?;
-        let shards = self.shards(Opening::All, self.url.inspect_only)?;
-        shards.check().map_err(|error| in_url(&self.url, error))
+        self.checked(Opening::All).map(|_| ())
     }
 
     async fn init(&mut self) -> Result<()> {
-        self.check()?;
-        self.shards(Opening::All, self.url.inspect_only)?
-            .init()
-            .await
+        self.checked(Opening::All)?.init().await
     }
 
     async fn open(&self) -> Result<Arc<dyn Engine>> {
-        self.check()?;
         let opening = match self.url.as_needed {
             true => Opening::AsNeeded,
             false => Opening::All,
         };
-        Ok(Arc::new(
-            self.shards(opening, self.url.inspect_only)?.open().await?,
-        ))
+        Ok(Arc::new(self.checked(opening)?.open().await?))
     }
 }

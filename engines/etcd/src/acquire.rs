@@ -392,10 +392,7 @@ impl State {
             .cluster
             .delete_created(sent.key.as_bytes(), revision)
             .await;
-        if deleted.is_err() {
-            self.give_up_key(claim);
-        }
-        deleted?;
+        self.or_give_up_key(claim, deleted)?;
         Ok(true)
     }
 

@@ -70,11 +70,10 @@ impl Entry {
             DOWNGRADED => Tokens::one(token_at(tokens.first, DOWNGRADED)),
             _ => tokens,
         };
-        let offset = token.0.checked_sub(tokens.first.0)?;
-        valid
-            .contains(token)
-            .then(|| u32::try_from(offset).ok())
-            .flatten()
+        if !valid.contains(token) {
+            return None;
+        }
+        u32::try_from(token.0 - tokens.first.0).ok()
     }
 
     pub(crate) fn keep(&mut self, pin: Arc<Pin>) {

@@ -40,10 +40,7 @@ impl State {
                 // Delete what a request without a reply has put.
                 self.update(claim, Entry::mark_withdrawn);
                 let deleted = self.cluster.delete(&entry.key).await;
-                if deleted.is_err() {
-                    self.give_up_key(claim);
-                }
-                deleted?
+                self.or_give_up_key(claim, deleted)?
             }
         };
         entry.session.forget_hold(claim.id);
@@ -79,14 +76,23 @@ impl State {
                 self.cluster.delete_created(key, revision).await
             }
         };
+        self.or_give_up_key(claim, deleted)
+    }
+
+    /// The outcome of a request to delete the claim's key. If it failed, the key may be deleted at any moment: no claim uses it
+    /// from now on.
+    pub(crate) fn or_give_up_key(
+        &self,
+        claim: &Claim,
+        deleted: Result<bool, RequestError>,
+    ) -> Result<bool, RequestError> {
         if deleted.is_err() {
             self.give_up_key(claim);
         }
         deleted
     }
 
-    /// A request to delete the claim's key has no reply, so the key may be deleted at any moment. No claim uses it from now on.
-    pub(crate) fn give_up_key(&self, claim: &Claim) {
+    fn give_up_key(&self, claim: &Claim) {
         let retired: Vec<_> = {
             let mut entries = self.entries.lock();
             entries.begin_series();

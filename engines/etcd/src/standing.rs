@@ -41,10 +41,7 @@ impl State {
                 // The claim was put only to be counted.
                 if let Some((key, revision)) = self.key_of(claim) {
                     let deleted = self.cluster.delete_created(key.as_bytes(), revision).await;
-                    if deleted.is_err() {
-                        self.give_up_key(claim);
-                    }
-                    deleted?;
+                    self.or_give_up_key(claim, deleted)?;
                 }
                 self.entries.lock().give_up(claim.id);
                 Ok(Some(Standing::Busy))

@@ -82,7 +82,7 @@ fn of_this_machine(url: &StoreUrl) -> Result<rustls::RootCertStore> {
     }
     match roots.is_empty() {
         false => Ok(roots),
-        true => Err(url.refuse_part(ConfigPart::File,
+        true => Err(url.refuse(
             "TLS needs a trusted authority, and this machine has no list of them (on Debian the package ca-certificates); \
              give tls-ca=FILE",
         )),
@@ -121,9 +121,9 @@ fn with_identity(
 
     let chain = certificates(url, "tls-cert", cert)?;
     let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| {
-        url.refuse_part(ConfigPart::File,
-            "the file of tls-key has no private key in PEM form that can be read; name another file, and decrypt an encrypted key",
-        )
+        let why = "the file of tls-key has no private key in PEM form that can be read; name another file, and decrypt an encrypted \
+                   key";
+        url.refuse_part(ConfigPart::File, why)
     })?;
     let config = builder.with_client_auth_cert(chain, key);
     config.map_err(|error| {

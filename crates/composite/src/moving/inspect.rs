@@ -12,7 +12,7 @@ use crate::moving::knowledge::Now;
 use crate::open::of_shard;
 use crate::phase::Phase;
 
-/// How many names of a page are looked at together.
+/// For how many names of a page the other store is asked at once.
 const LOOKS_AT_ONCE: usize = 64;
 
 #[async_trait]
@@ -24,18 +24,11 @@ impl Inspect for Moving {
             return self.look_at(route.first, name).await;
         };
         let (old, new) = tokio::join!(self.look_at(route.first, name), self.look_at(second, name));
-        let (mut counted, other) = match now.known.phase {
-            Phase::BothNew => (new?, old),
+        Ok(match now.known.phase {
+            Phase::BothNew => together(new?, old, route),
             // In the other phases a hold goes on without the new store.
-            _ => (old?, new),
-        };
-        if let Ok(other) = other {
-            for holder in &mut counted.holders {
-                holder.token = token_of(holder, &other, route.floor);
-            }
-            counted.waiters.extend(other.waiters);
-        }
-        Ok(counted)
+            _ => together(old?, new, route),
+        })
     }
 
     /// Watches the store that counts. While a name is moving, this polls `look`.
@@ -86,14 +79,15 @@ impl Inspect for Moving {
         let mut page = page.map_err(|error| member.named(error))?;
         page.items.retain(|view| now.known.counts(&view.name) == id);
         let looks = page.items.into_iter().map(|view| async {
-            match state.route(&now.known, &view.name)?.second {
-                Some(_) => self.look(&view.name).await,
-                None => Ok(view),
-            }
+            let route = state.route(&now.known, &view.name)?;
+            let Some(other) = route.stores().find(|store| *store != place) else {
+                return Ok(view);
+            };
+            let there = self.look_at(other, &view.name).await;
+            Ok::<_, Error>(together(view, there, route))
         });
         let looks = stream::iter(looks).buffered(LOOKS_AT_ONCE);
-        let mut items: Vec<LockView> = looks.try_collect().await?;
-        items.retain(|view| !view.holders.is_empty());
+        let items = looks.try_collect().await?;
         let within = page.next.map(|next| Cursor(format!("{id}:{}", next.0)));
         Ok(Page::new(items, within.or(next_store)))
     }
@@ -220,6 +214,17 @@ fn without_record() -> Finding {
     let what = "it has no record of the set: it is another store, or has lost its data";
     let change = "correct its URL; if its record was lost, the next `fencelock migrate` with --record-lost writes it again";
     Finding::new(Purpose::Efficiency, what, change)
+}
+
+/// What the store that counts shows of a name that is moving, together with the other store, if that answered.
+fn together(mut counted: LockView, other: Result<LockView>, route: Route) -> LockView {
+    if let Ok(other) = other {
+        for holder in &mut counted.holders {
+            holder.token = token_of(holder, &other, route.floor);
+        }
+        counted.waiters.extend(other.waiters);
+    }
+    counted
 }
 
 /// The token that the holder itself uses. A token that is not above the floor was granted before its store counted; the holder

@@ -8,7 +8,7 @@ use fencelock::engine::{Claim, ClaimIds, Engine, Leave, Standing, Withdrawn};
 use fencelock::{Clock, Error, LockName, Mode, Token};
 use fencelock_testbed::{Etcd, Flow, Proxy};
 
-use crate::{client, soon, until};
+use crate::{client, soon, token_of, until};
 
 const LATE: Duration = Duration::from_secs(3);
 
@@ -49,10 +49,7 @@ impl Ways {
     /// Places the claim again, and checks that it still holds after the late request.
     async fn hold_past_the_late_request(&self, claim: &Claim) -> Token {
         let begun = Clock::Boot.now();
-        let token = match soon("a grant", self.engine.place(claim)).await {
-            Ok(Standing::Held(grant)) => grant.tokens.first,
-            other => panic!("{other:?}"),
-        };
+        let token = token_of(&soon("a grant", self.engine.place(claim)).await.unwrap());
         let near = client(&self.etcd).await;
         while Clock::Boot.now().since(begun) < LATE + Duration::from_secs(1) {
             let view = near.look(claim.name.as_str()).await.unwrap();
@@ -78,10 +75,7 @@ fn claim(mode: Mode, wait: bool) -> Claim {
 async fn a_late_release_does_not_end_the_next_hold_of_the_claim() {
     let ways = Ways::open().await;
     let claim = claim(Mode::Exclusive, true);
-    let first = match soon("a grant", ways.engine.place(&claim)).await {
-        Ok(Standing::Held(grant)) => grant.tokens.first,
-        other => panic!("{other:?}"),
-    };
+    let first = token_of(&soon("a grant", ways.engine.place(&claim)).await.unwrap());
     ways.delay();
     let withdrawn = soon("a release", ways.engine.withdraw(&claim, Leave::Release)).await;
     assert!(

@@ -15,7 +15,8 @@ mod sessions;
 
 use std::time::Duration;
 
-use fencelock::{Client, Guard, Result};
+use fencelock::engine::Standing;
+use fencelock::{Client, Guard, Result, Token};
 use fencelock_testbed::Etcd;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
@@ -41,6 +42,13 @@ pub(crate) async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) 
 
 pub(crate) async fn client(etcd: &Etcd) -> Client {
     fencelock::connect(etcd.url()).await.unwrap()
+}
+
+pub(crate) fn token_of(standing: &Standing) -> Token {
+    match standing {
+        Standing::Held(grant) => grant.tokens.first,
+        other => panic!("{other:?}"),
+    }
 }
 
 /// Waits for the lock in a task.

@@ -2,21 +2,14 @@
 
 use std::time::Duration;
 
-use fencelock::engine::{Claim, ClaimIds, Leave, Standing, Withdrawn};
-use fencelock::{Clock, LockName, Token};
+use fencelock::engine::{Claim, ClaimIds, Leave, Withdrawn};
+use fencelock::{Clock, LockName};
 use fencelock_testbed::{Etcd, Flow, Proxy};
 use futures_util::future::join_all;
 
-use crate::{client, soon, until};
+use crate::{client, soon, token_of, until};
 
 const TTL: Duration = Duration::from_secs(3);
-
-fn token(standing: &Standing) -> Token {
-    match standing {
-        Standing::Held(grant) => grant.tokens.first,
-        other => panic!("{other:?}"),
-    }
-}
 
 /// As after a pause of the holders. The session deletes one key after the other, each with a delay, so most keys still exist
 /// when their claims are placed again.
@@ -50,9 +43,9 @@ async fn claims_that_are_placed_again_while_their_old_keys_are_deleted_keep_what
     while Clock::Boot.now().since(begun) < TTL - Duration::from_secs(1) {
         for (claim, (first, second)) in claims.iter().zip(first.iter().zip(&second)) {
             let (first, second) = (first.as_ref().unwrap(), second.as_ref().unwrap());
-            assert!(token(second) > token(first));
+            assert!(token_of(second) > token_of(first));
             let view = near.look(claim.name.as_str()).await.unwrap();
-            assert_eq!(view.token(), Some(token(second)), "{}", claim.name);
+            assert_eq!(view.token(), Some(token_of(second)), "{}", claim.name);
         }
     }
     for claim in &claims {

@@ -4,7 +4,7 @@ use fencelock_core::engine::Standing;
 use fencelock_core::{ConfigPart, Durability, Engine, Error};
 use fencelock_testbed::{Etcd, MariaDb, Redis as Server};
 
-use crate::support::{Store, open, refused, server};
+use crate::support::{Store, open, refused, server, wrong_in};
 
 fn run(server: &Server, commands: &[&[&str]]) {
     for command in commands {
@@ -110,16 +110,7 @@ async fn an_eviction_policy_of_config_set_does_not_count() {
 async fn a_missing_database_is_an_error_of_the_url() {
     let server = server();
     let error = refused(&format!("{}/99", server.url())).await;
-    assert!(
-        matches!(
-            error,
-            Error::Config {
-                part: ConfigPart::Server,
-                ..
-            }
-        ),
-        "{error}"
-    );
+    wrong_in(&error, ConfigPart::Server);
     assert!(error.to_string().contains("databases"), "{error}");
     let url = format!("{}/15", server.url());
     let store: Store = open(&url).await;
@@ -130,16 +121,7 @@ async fn a_missing_database_is_an_error_of_the_url() {
 async fn the_port_of_another_server_is_an_error_of_the_url() {
     let (etcd, mariadb) = (Etcd::start().unwrap(), MariaDb::start().unwrap());
     let error = refused(&format!("redis://127.0.0.1:{}", mariadb.port())).await;
-    assert!(
-        matches!(
-            error,
-            Error::Config {
-                part: ConfigPart::Server,
-                ..
-            }
-        ),
-        "{error}"
-    );
+    wrong_in(&error, ConfigPart::Server);
     assert!(error.to_string().contains("no Redis server"), "{error}");
     // The server sends nothing, like a Redis that goes down.
     let error = refused(&format!("redis://127.0.0.1:{}", etcd.port(0))).await;

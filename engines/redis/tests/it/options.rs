@@ -6,7 +6,7 @@ use fencelock_redis::{Options, Redis, redlock};
 use fencelock_testbed::{Redis as Server, RedisCluster, RedisSentinel};
 
 use crate::redlock::nodes::{Nodes, age, open as open_redlock, url};
-use crate::support::{Store, ms, open};
+use crate::support::{Store, ms, open, wrong_in};
 
 /// A lock that is taken with `options` is held for a client of the URL.
 async fn locks_for(options: Options, url: &str) -> Store {
@@ -75,16 +75,7 @@ async fn credentials_of_the_drivers_client_are_used() {
         (Options::from_client(own).database(1), "database"),
     ] {
         let error = refused(options).await;
-        assert!(
-            matches!(
-                error,
-                Error::Config {
-                    part: ConfigPart::Url,
-                    ..
-                }
-            ),
-            "{error}"
-        );
+        wrong_in(&error, ConfigPart::Url);
         assert!(error.to_string().contains(word), "{word}: {error}");
     }
 }

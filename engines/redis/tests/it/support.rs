@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use fencelock_core::engine::{
     Claim, Evict, Grant, HeldClaim, Leave, LockView, Place, Renewal, Standing, Withdrawn,
 };
-use fencelock_core::{ClaimIds, Engine, Error, LockName, Mode, StoreUrl, Token};
+use fencelock_core::{ClaimIds, ConfigPart, Engine, Error, LockName, Mode, StoreUrl, Token};
 use fencelock_redis::Redis;
 
 /// An engine, and a source of claims.
@@ -26,6 +26,14 @@ pub(crate) async fn refused(url: &str) -> Error {
     match Redis::connect(StoreUrl::parse(url).unwrap()).await {
         Ok(_) => panic!("{url} is accepted"),
         Err(error) => error,
+    }
+}
+
+/// Checks that an error is about this part of the configuration.
+pub(crate) fn wrong_in(error: &Error, expected: ConfigPart) {
+    match error {
+        Error::Config { part, .. } => assert_eq!(*part, expected, "{error}"),
+        other => panic!("{other:?}"),
     }
 }
 

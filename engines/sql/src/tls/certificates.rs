@@ -62,9 +62,10 @@ impl Trust {
                 );
                 let chain = certificates(url, "tls-cert", cert, &text.0)?;
                 let secret = PrivateKeyDer::from_pem_slice(&text.1).map_err(|_| {
-                    url.refuse_part(ConfigPart::File, format!(
+                    let why = format!(
                         "the file {key} of tls-key has no private key in PEM form that can be read; name another file, and decrypt an encrypted key"
-                    ))
+                    );
+                    url.refuse_part(ConfigPart::File, why)
                 })?;
                 let config = builder.with_client_auth_cert(chain, secret);
                 let refuse = |error| {
@@ -120,7 +121,7 @@ fn of_this_machine(
     if authorities.is_empty() {
         let why = "TLS needs a trusted authority, and this machine has no list of them (on Debian the package ca-certificates); \
                    give tls-ca=FILE";
-        return Err(url.refuse_part(ConfigPart::File, why));
+        return Err(url.refuse(why));
     }
     Ok(authorities)
 }
