@@ -2,14 +2,26 @@
 
 use super::*;
 
+/// Begins a transaction that leaves it to others to detect a deadlock.
+const PATIENT: &str = "SET deadlock_timeout = '60s'; BEGIN";
+
+/// The URL of a client whose connections detect a deadlock long before they give up.
+fn detects_deadlocks_soon(server: &Postgres) -> String {
+    for sql in [
+        "ALTER ROLE lock SET deadlock_timeout = '100ms'",
+        "GRANT SET ON PARAMETER deadlock_timeout TO lock",
+    ] {
+        server.psql("lock", sql).unwrap();
+    }
+    format!("{}?response-timeout=10s", server.url())
+}
+
 /// Two renewals in one statement, and a client that has locked one row and wants the other.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deadlock_is_tried_again() {
     let server = Postgres::start().unwrap();
-    server
-        .psql("lock", "GRANT SET ON PARAMETER deadlock_timeout TO lock")
-        .unwrap();
-    let client = open(&server.url()).await.unwrap();
+    let url = detects_deadlocks_soon(&server);
+    let client = open(&url).await.unwrap();
     let ttl = Duration::from_secs(6);
     let one = client.lock("a").ttl(ttl).await.unwrap();
     let two = client.lock("b").ttl(ttl).await.unwrap();
@@ -20,9 +32,8 @@ async fn a_deadlock_is_tried_again() {
     let waiting = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'fencelock' AND wait_event_type = 'Lock'";
     let deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = 'lock'";
     let before: i64 = server.psql("lock", deadlocks).unwrap().parse().unwrap();
-    // After a second the renewal detects the deadlock, and is rolled back.
-    let patient = "SET deadlock_timeout = '60s'; BEGIN";
-    other.batch_execute(patient).await.unwrap();
+    // The renewal detects the deadlock first, and is rolled back.
+    other.batch_execute(PATIENT).await.unwrap();
     other.batch_execute(&lock("b")).await.unwrap();
     // The next renewal has locked a, and waits for b.
     let admin = raw(&server, "admin").await;
@@ -52,10 +63,7 @@ async fn a_deadlock_over_a_token_is_tried_again() {
     let lock = "SELECT pg_advisory_xact_lock(hashtextextended('a', 7378697629483820646))";
     for waits in [true, false] {
         let server = Postgres::start().unwrap();
-        server
-            .psql("lock", "GRANT SET ON PARAMETER deadlock_timeout TO lock")
-            .unwrap();
-        let url = format!("{}?strategy=advisory&response-timeout=10s", server.url());
+        let url = format!("{}&strategy=advisory", detects_deadlocks_soon(&server));
         let client = open(&url).await.unwrap();
         client.lock("a").await.unwrap().release().await.unwrap();
         let (holder, other) = (raw(&server, "holder").await, raw(&server, "other").await);
@@ -63,10 +71,8 @@ async fn a_deadlock_over_a_token_is_tried_again() {
         if waits {
             holder.batch_execute(lock).await.unwrap();
         }
-        // After a second fencelock's transaction detects the deadlock, and is rolled back. That may happen again if it is
-        // faster again.
-        let patient = "SET deadlock_timeout = '60s'; BEGIN";
-        other.batch_execute(patient).await.unwrap();
+        // Fencelock's transaction detects the deadlock first, and is rolled back. That may happen again if it is faster again.
+        other.batch_execute(PATIENT).await.unwrap();
         let tokens = "ALTER SEQUENCE fencelock_tokens CACHE 1";
         other.batch_execute(tokens).await.unwrap();
         let taken = tokio::spawn({
