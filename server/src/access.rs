@@ -109,7 +109,7 @@ impl Access {
             for certificate in &principal.certificates {
                 let twice = access
                     .certificates
-                    .insert(certificate.clone(), Arc::clone(&known));
+                    .insert(as_compared(certificate), Arc::clone(&known));
                 if twice.is_some() {
                     let why = "two principals have it";
                     return Err(Error::invalid("certificate name", certificate, why));
@@ -129,7 +129,7 @@ impl Access {
 
     /// The principal that has a certificate with this name.
     pub(crate) fn of_certificate(&self, name: &str) -> Option<Arc<Known>> {
-        self.certificates.get(name).map(Arc::clone)
+        self.certificates.get(&as_compared(name)).map(Arc::clone)
     }
 
     /// The principal of clients without credentials.
@@ -142,6 +142,14 @@ impl Access {
         let mut all = tokens.chain(self.certificates.values());
         let found = all.find(|known| known.name.as_deref() == Some(name))?;
         Some(Arc::clone(&found.used))
+    }
+}
+
+/// The name in a certificate, as it is compared: a DNS name has no case (RFC 4343), a URI has.
+fn as_compared(name: &str) -> String {
+    match name.contains(':') {
+        true => name.to_owned(),
+        false => name.to_ascii_lowercase(),
     }
 }
 
@@ -283,6 +291,23 @@ mod tests {
         principal.tokens = vec![hash(&good, Some(1))];
         let access = Access::new(&[principal], &[], None).unwrap();
         assert!(access.of_token(&good).is_none());
+    }
+
+    #[test]
+    fn the_case_of_a_certificate_matters_in_uris_only() {
+        let mut principal = Principal::new("p");
+        principal.certificates = vec![
+            "Jobs.Example.com".to_owned(),
+            "spiffe://corp/Jobs".to_owned(),
+        ];
+        let access = Access::new(&[principal], &[], None).unwrap();
+        for (name, is_known) in [
+            ("jobs.example.COM", true),
+            ("spiffe://corp/Jobs", true),
+            ("spiffe://corp/jobs", false),
+        ] {
+            assert_eq!(access.of_certificate(name).is_some(), is_known, "{name}");
+        }
     }
 
     #[test]

@@ -25,7 +25,7 @@ pub struct Principal {
     /// Its bearer tokens; two while the old one is being replaced.
     #[serde(default)]
     pub tokens: Vec<TokenHash>,
-    /// The names in its certificates: the first DNS name or URI of each.
+    /// The names in its certificates: the first DNS name, in any case, or URI of each.
     #[serde(default)]
     pub certificates: Vec<String>,
     /// What it may do. For each name, the longest prefix that fits applies.

@@ -81,6 +81,7 @@ export class Client {
   /** Waits in the queue until the lock is held. */
   async lock(name: string, options: LockOptions = {}): Promise<Lock> {
     const { timeoutMs = Infinity } = options;
+    if (Number.isNaN(timeoutMs)) throw new RangeError("timeoutMs must be a number of milliseconds, not NaN");
     const wanted = { terms: this.terms(name, options), queue: timeoutMs > 0, detachable: options.detachable === true };
     return this.until(options.signal, (signal) => this.take(wanted, now() + (timeoutMs || TRY_MS), signal));
   }

@@ -1,7 +1,7 @@
 // The TypeScript client of the lock service as a program. Its arguments are URLS NAME SAME_STORE. It reads one command
 // per line on stdin:
 //
-//     lock TTL_MS|- TIMEOUT_MS|-  held TOKEN | busy | timeout | unavailable | cancelled | refused STATUS PROBLEM | config MESSAGE; later, unasked:
+//     lock TTL_MS|- TIMEOUT_MS|-  held TOKEN | busy | timeout | unavailable | cancelled | refused STATUS PROBLEM | config MESSAGE | wrong; later, unasked:
 //                               lost NS
 //     cancel                    ends the lock command that waits
 //     release                   released | already-expired | not-owner | unavailable
@@ -23,6 +23,7 @@ const said = {
   Unavailable: () => "unavailable",
   AbortError: () => "cancelled",
   ConfigError: (error) => `config ${error.message}`,
+  RangeError: () => "wrong",
   Refused: (error) => `refused ${error.status} ${error.problem}`,
 };
 tell("ready");

@@ -19,8 +19,8 @@ class Program:
 
     async def hold(self, ttl, timeout):
         """Holds within `async with`, so that a loss cancels this task."""
-        patience = None if timeout == "-" else int(timeout) / 1000
-        lease = None if ttl == "-" else int(ttl) / 1000
+        patience = None if timeout == "-" else float(timeout) / 1000
+        lease = None if ttl == "-" else float(ttl) / 1000
         self.done = asyncio.Event()
         try:
             async with self.client.lock(name, ttl=lease, timeout=patience) as self.held:
@@ -30,7 +30,7 @@ class Program:
             say("lost", time.monotonic_ns())
         except asyncio.CancelledError:
             say("cancelled")
-        except fencelock.FencelockError as error:
+        except (fencelock.FencelockError, ValueError) as error:
             say(word(error))
 
     def lock(self, ttl, timeout):

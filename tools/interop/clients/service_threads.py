@@ -19,13 +19,13 @@ class Program:
         self.held = None
 
     def lock(self, ttl, timeout):
-        patience = None if timeout == "-" else int(timeout) / 1000
-        lease = None if ttl == "-" else int(ttl) / 1000
+        patience = None if timeout == "-" else float(timeout) / 1000
+        lease = None if ttl == "-" else float(ttl) / 1000
         try:
             self.held = self.client.lock(name, ttl=lease, timeout=patience)
             say("held", self.held.token)
             threading.Thread(target=self.tell_loss, args=(self.held,), daemon=True).start()
-        except fencelock.FencelockError as error:
+        except (fencelock.FencelockError, ValueError) as error:
             say(word(error))
         except KeyboardInterrupt:
             say("cancelled")

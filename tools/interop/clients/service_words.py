@@ -12,6 +12,8 @@ def say(*words):
 def word(error):
     if isinstance(error, fencelock.Refused):
         return f"refused {error.status} {error.problem}"
+    if isinstance(error, ValueError):
+        return "wrong"
     if isinstance(error, fencelock.ConfigError):
         return f"config {error}"
     return WORDS[type(error)]

@@ -6,6 +6,7 @@ Every request may be repeated, at any replica, under the same id: no answer leav
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import socket
 import ssl
@@ -314,6 +315,8 @@ class AsyncClient:
         another process will continue with the lock; see `AsyncLock.detach`."""
         terms = Terms(name, mode, permit_count, ttl, lock_delay, self._owner, label, detachable)
         patience = float("inf") if timeout is None else timeout
+        if math.isnan(patience):
+            raise ValueError("timeout must be a number of seconds, not nan")
         return _Acquire(lambda: self._acquire(terms, patience > 0, now() + (patience if patience > 0 else TRY_S)))
 
     def try_lock(

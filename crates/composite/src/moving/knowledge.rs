@@ -107,14 +107,14 @@ impl Knowledge {
     }
 
     /// Whether knowledge carries a new grant by this route at this moment: the version was confirmed recently, and each store
-    /// of the name has answered recently. So a store that returns with old data cannot decide. A store without a record grants
-    /// nothing alone: it may be a different store, or have lost its locks with its record.
+    /// of the name has answered recently. So a store that returns with old data cannot decide. The store that counts must have
+    /// a record. Otherwise it may be a different store, or have lost its locks and its tokens with its record.
     pub(crate) fn carries_grant(&self, now: &Now, route: Route, at: BootInstant) -> bool {
         let state = self.state.lock();
         if state.known.as_ref().map(|known| known.version) != Some(now.known.version) {
             return false;
         }
-        if route.second.is_none() && !state.recorded[route.first] {
+        if route.counts.is_some_and(|counts| !state.recorded[counts]) {
             return false;
         }
         let answered = route.stores().map(|store| state.answered[store]).min();

@@ -103,11 +103,12 @@ impl State {
             return Ok(found);
         }
         asked?;
-        let (first, second) = (route.first, route.second);
-        if second.is_none() && self.knowledge.has_no_record(first) {
-            let why = "it is in charge alone, and has no record: it is another store than the set's, or has lost its data; \
+        if let Some(store) = route.counts
+            && self.knowledge.has_no_record(store)
+        {
+            let why = "it is in charge, and has no record: it is another store than the set's, or has lost its data; \
                        `fencelock migrate status` shows which store has one";
-            return Err(Error::config(&self.members[first], ConfigPart::Record, why));
+            return Err(Error::config(&self.members[store], ConfigPart::Record, why));
         }
         let why = "the answers took too long, or no store that answers has the record";
         Err(Error::unavailable(self, "reading the record", why))

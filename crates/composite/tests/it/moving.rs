@@ -487,30 +487,38 @@ async fn a_lost_record_of_the_arbiter_comes_back_with_a_new_version() {
     assert!(status.version > version + 3, "{status:?}");
 }
 
-/// Programs that name a wrong store by mistake would get locks that others hold.
+/// Programs that name a wrong store by mistake would get locks that others hold, or tokens below those of others.
 #[tokio::test]
-async fn a_store_without_a_record_grants_nothing_alone() {
+async fn a_store_that_counts_grants_nothing_without_a_record() {
     let two = Two::prepared().await;
-    let refuses = async |wrong: Two| {
+    let without_old = || Two {
+        old: Memory::new(),
+        new: two.new.another(),
+    };
+    let without_new = || Two {
+        old: two.old.another(),
+        new: Memory::new(),
+    };
+    let grants_nothing = async |wrong: &Two| {
         let refused = wrong.client().await.try_lock("x").ttl(TTL).await;
         let refused = refused.map(drop).unwrap_err();
         assert!(matches!(refused, Error::Config { .. }), "{refused:?}");
         assert!(refused.to_string().contains("no record"), "{refused}");
+    };
+    let is_not_prepared = async |wrong: &Two| {
         let terms = Prepare::default().pace(PACE).tight(TIGHT);
         let refused = wrong.migration().prepare(&terms, "test").await;
         assert!(matches!(refused, Err(Error::Config { .. })), "{refused:?}");
     };
-    refuses(Two {
-        old: Memory::new(),
-        new: two.new.another(),
-    })
-    .await;
-    two.move_all().await;
-    refuses(Two {
-        old: two.old.another(),
-        new: Memory::new(),
-    })
-    .await;
+    grants_nothing(&without_old()).await;
+    is_not_prepared(&without_old()).await;
+    two.begin().await;
+    grants_nothing(&without_old()).await;
+    two.finish(Phase::BothNew).await;
+    grants_nothing(&without_new()).await;
+    two.finish(Phase::New).await;
+    grants_nothing(&without_new()).await;
+    is_not_prepared(&without_new()).await;
     token(&two.client().await, "x").await;
 }
 

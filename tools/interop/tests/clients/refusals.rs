@@ -99,6 +99,9 @@ async fn what_cannot_be_done_is_refused(language: Language) {
     let service = Service::start();
     let mut program = Program::start(language, &service.urls(), "refused").await;
     assert_eq!(program.ask("lock 1 -").await, "refused 422 unsupported");
+    for no_number in ["lock nan -", "lock 5000 nan"] {
+        assert_eq!(program.ask(no_number).await, "wrong", "{no_number}");
+    }
     let mut program = Program::start(language, &service.urls(), "").await;
     assert_eq!(program.ask("lock 5000 -").await, "refused 400 invalid");
 }
