@@ -251,6 +251,8 @@ export class Client {
           heard = new Unavailable(`lock ${terms.name}: ${answer.detail}`);
           await sleep(Math.min(answer.retryAfterMs, deadline - now()), signal);
         } else {
+          // Of a call that failed at the store, a part may have taken effect.
+          claim.unsure ||= answer.status >= 500;
           throw refusal(answer);
         }
       }

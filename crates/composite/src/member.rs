@@ -135,8 +135,11 @@ impl Member {
             Err(error) => Err(error),
         };
         if let Err(error) = joined {
-            // The store may belong to another set. Nothing was taken there.
-            let _ = engine.close().await;
+            // The store may belong to another set. Nothing was taken there. One that was only away is asked again, and its engine
+            // may be the program's own.
+            if !matches!(error, Error::Unavailable { .. }) {
+                let _ = engine.close().await;
+            }
             return Err(error);
         }
         let engine: Arc<dyn Engine> = match self.common.breaker {

@@ -32,6 +32,8 @@ const DEFAULT_PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration
 /// The future may be dropped at any time: what it began is undone in the background, and neither a lock nor a place in the
 /// queue is left.
 ///
+/// Poll it until it is done, or drop it. While it is neither polled nor dropped, other tasks of this client may wait behind it.
+///
 /// ```
 /// # use std::time::Duration;
 /// # use fencelock_core::*;
@@ -557,6 +559,10 @@ impl Acquire {
             patience,
         });
         async move {
+            if caller.is_gone() {
+                // The caller dropped this future before it polled it.
+                return Err(Error::Closed);
+            }
             let request = match &mut request {
                 Ok(request) => request,
                 Err(error) => return Err(std::mem::replace(error, Error::Closed)),

@@ -28,7 +28,7 @@ pub(crate) fn refuse_set(what: &str, url: &StoreUrl) -> Result<()> {
         return Ok(());
     }
     let why = format!(
-        "it cannot be {what}: a set has only plain stores as shards, no sets and no lock services; let the service serve the set"
+        "it cannot be {what}, which must be a plain store: no sets and no lock services; a lock service can serve the whole set"
     );
     Err(url.refuse(why))
 }

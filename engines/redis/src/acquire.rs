@@ -15,7 +15,7 @@ use crate::error::unreadable;
 use crate::keys::{COUNTER, Keys, check_name};
 use crate::node::Node;
 use crate::reply::unexpected;
-use crate::servers::{Gate, GrantRules, Servers};
+use crate::servers::{Gate, Servers};
 use crate::state::State;
 use crate::stored::{MARK_LEN, kind, mark, millis, push_after_token, push_rest, px, unrecorded};
 use crate::together::{Granted, Recorded, Taken};
@@ -349,8 +349,7 @@ impl Placing<'_> {
                 Some(Placed::Held(tokens)) => {
                     state.saw(slot, tokens.first.get() + u64::from(tokens.count) - 1);
                     if let Some(writer) = &mut writer {
-                        let rules = servers.grant_rules(slot, &node, &main);
-                        self.replicate(writer, &rules).await?;
+                        self.replicate(writer).await?;
                     }
                     return Ok(self.held(tokens, asked_at));
                 }
@@ -428,32 +427,20 @@ impl Placing<'_> {
         )
     }
 
-    /// Waits until the wanted number of replicas has the grant. If too few have it, the grant is withdrawn.
-    async fn replicate(&self, writer: &mut Writer, rules: &GrantRules) -> Result<()> {
-        let (state, claim) = (&self.servers.state, self.claim);
+    /// Waits until the wanted number of replicas has the grant. If too few have it, the claim keeps its place: the core asks
+    /// again, or withdraws the claim. A withdrawal from here could arrive late, and end the next grant of the claim.
+    async fn replicate(&self, writer: &mut Writer) -> Result<()> {
+        let state = &self.servers.state;
         let asked = state.config.replicas;
         let timeout = state.config.response_timeout / 2;
-        let have = match writer.replicated(asked, timeout).await {
-            Ok(have) if have >= asked => return Ok(()),
-            Ok(have) => have,
+        match writer.replicated(asked, timeout).await {
+            Ok(have) if have >= asked => Ok(()),
+            Ok(have) => Err(too_few_replicas(state.store(), have, asked, timeout)),
             Err(error) => {
                 writer.spoil();
-                return Err(self.servers.place_failed(claim, writer, error));
+                Err(self.servers.place_failed(self.claim, writer, error))
             }
-        };
-        let mark = mark(&claim.id);
-        let args = |command: &mut Cmd| {
-            self.keys.push_all(command);
-            command.arg(&mark[..]).arg("");
-            rules.push(command);
-        };
-        if let Err(error) = writer.run(&state.scripts.withdraw, args).await {
-            writer.spoil();
-            // The core withdraws it again.
-            let error = state.failed("withdrawing a claim", Some(&claim.name), error);
-            tracing::debug!(name = %claim.name, %error, "a grant that too few replicas have stays for a while");
         }
-        Err(too_few_replicas(state.store(), have, asked, timeout))
     }
 }
 

@@ -468,6 +468,8 @@ class AsyncClient:
                     heard = Unavailable(f"lock {terms.name}: {answer.detail}")
                     await asyncio.sleep(max(min(answer.retry_after, deadline - now()), 0.0))
                 else:
+                    # Of a call that failed at the store, a part may have taken effect.
+                    claim.unsure = claim.unsure or answer.status >= 500
                     raise refusal(answer)
         except BaseException:
             leave()

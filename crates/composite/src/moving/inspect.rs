@@ -1,7 +1,7 @@
 //! `Inspect` of a set that moves.
 
 use async_trait::async_trait;
-use fencelock_core::engine::{Cursor, Grant, HolderView, Page};
+use fencelock_core::engine::{Cursor, Grant, HolderView, Page, WaiterView};
 use fencelock_core::{Error, Evict, Finding, Inspect, LockName, LockView, Purpose, Result, Token};
 use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
@@ -87,7 +87,8 @@ impl Inspect for Moving {
             Ok::<_, Error>(together(view, there, route))
         });
         let looks = stream::iter(looks).buffered(LOOKS_AT_ONCE);
-        let items = looks.try_collect().await?;
+        let mut items: Vec<LockView> = looks.try_collect().await?;
+        items.retain(|view| !view.holders.is_empty());
         let within = page.next.map(|next| Cursor(format!("{id}:{}", next.0)));
         Ok(Page::new(items, within.or(next_store)))
     }
@@ -219,12 +220,29 @@ fn without_record() -> Finding {
 /// What the store that counts shows of a name that is moving, together with the other store, if that answered.
 fn together(mut counted: LockView, other: Result<LockView>, route: Route) -> LockView {
     if let Ok(other) = other {
+        if route.counts.is_none() {
+            waits_in_the_hush(&mut counted, &other);
+        }
         for holder in &mut counted.holders {
             holder.token = token_of(holder, &other, route.floor);
         }
         counted.waiters.extend(other.waiters);
     }
     counted
+}
+
+/// In the hush a hold needs both stores. A claim that has only the old one is the first waiter.
+fn waits_in_the_hush(old: &mut LockView, new: &LockView) {
+    let is_hold = |holder: &HolderView| {
+        let mut there = new.holders.iter();
+        holder.claim.is_none() || there.any(|there| there.claim == holder.claim)
+    };
+    let (holds, waits): (Vec<_>, Vec<_>) = old.holders.drain(..).partition(is_hold);
+    old.holders = holds;
+    let waits = waits
+        .into_iter()
+        .map(|first| WaiterView::new(first.owner, first.mode).label(first.label));
+    old.waiters.splice(..0, waits);
 }
 
 /// The token that the holder itself uses. A token that is not above the floor was granted before its store counted; the holder

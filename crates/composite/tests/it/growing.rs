@@ -112,13 +112,13 @@ impl Change {
         held
     }
 
-    /// Writes a phase without the wait that a real step needs.
-    async fn set_phase(&self, phase: u32, version: u64) {
+    /// Writes a phase, with the next version, and without the wait that a real step needs.
+    async fn set_phase(&self, phase: u32) {
         for store in &self.stores {
             let record = store.record("", None).await.unwrap();
             let mut text: serde_json::Value = serde_json::from_str(&record.text).unwrap();
             text["phase"] = phase.into();
-            text["version"] = version.into();
+            text["version"] = (text["version"].as_u64().unwrap() + 1).into();
             let change = RecordChange::new(record.version, text.to_string()).unwrap();
             store.record("", Some(&change)).await.unwrap();
         }
@@ -236,7 +236,7 @@ async fn a_name_that_stays_is_not_disturbed() {
 #[tokio::test]
 async fn names_of_other_shards_are_renewed_apart() {
     let change = Change::prepared(2, 3).await;
-    change.set_phase(1, 2).await;
+    change.set_phase(1).await;
     let engine = change.engine().await;
     let lane = |before, after| {
         let name = LockName::new(&change.name(before, after)).unwrap();
@@ -259,13 +259,49 @@ async fn names_of_other_shards_are_renewed_apart() {
 async fn a_name_that_stays_has_no_hush() {
     let change = Change::prepared(2, 3).await;
     let (stays, moves) = (change.name("b", "b"), change.name("b", "c"));
-    change.set_phase(2, 2).await;
+    change.set_phase(2).await;
     let client = change.client().await;
     token(&client, &stays).await;
     let refused = client.try_lock(&moves).ttl(TTL).await.map(drop);
     let refused = refused.unwrap_err().to_string();
     assert!(refused.contains("between two stores"), "{refused}");
     assert_eq!(change.held(&moves).await, [0, 0, 0]);
+}
+
+/// The first waiter holds the old store, and a holder holds both.
+#[tokio::test]
+async fn in_the_hush_the_first_waiter_is_shown_as_a_waiter() {
+    let change = Change::prepared(2, 3).await;
+    let (name, other) = (change.name("a", "c"), change.name("b", "c"));
+    change.begin().await;
+    let client = change.client().await;
+    let shown = async || {
+        let view = client.look(&name).await.unwrap();
+        let listed = client.list("").await.unwrap();
+        (view.holders.len(), view.waiters.len(), listed.len())
+    };
+    let guard = client.lock(&name).ttl(TTL).await.unwrap();
+    change.set_phase(2).await;
+    until("the client knows of the hush", async || {
+        client
+            .try_lock(&other)
+            .ttl(TTL)
+            .await
+            .is_err_and(|error| error.is_away())
+    })
+    .await;
+    assert_eq!(shown().await, (1, 0, 1));
+    guard.release().await.unwrap();
+    let waits = {
+        let (client, name) = (client.clone(), name.clone());
+        tokio::spawn(async move { client.lock(&name).ttl(TTL).await.map(drop) })
+    };
+    until("it has the old store", async || {
+        change.held(&name).await == [1, 0, 0]
+    })
+    .await;
+    assert_eq!(shown().await, (0, 1, 0));
+    waits.abort();
 }
 
 /// On the way back, the shards that stay get floors for the names that return to them.
@@ -409,7 +445,7 @@ async fn a_hold_that_lost_one_of_its_shards_ends_in_the_hush() {
     // The new shard's part of the hold is evicted.
     let view = change.stores[2].inspect().look(&on).await.unwrap();
     let there = view.token().unwrap();
-    change.set_phase(2, 3).await;
+    change.set_phase(2).await;
     let how = fencelock_core::Evict::Release;
     change.stores[2]
         .inspect()

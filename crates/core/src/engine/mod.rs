@@ -89,6 +89,9 @@ pub trait Engine: Debug + Display + Send + Sync + 'static {
     ///
     /// On a claim that holds, the lease then ends at the later of two times: when it would have ended, and the claim's ttl
     /// from now. It is never shortened, and the token stays (except for a downgrade).
+    ///
+    /// [`Error::Invalid`], [`Error::Unsupported`] and [`Error::Closed`] say that the store has nothing of this call. After
+    /// another error it may have the claim, so the core withdraws it in the end.
     async fn place(&self, claim: &Claim) -> Result<Standing>;
 
     /// Returns when the standing may have changed; it may return the grant itself. May be dropped and called again.

@@ -31,6 +31,8 @@ pub(crate) async fn downgrade(share: Share) -> Result<Share> {
     let Some(renewing) = state.schedule.reserve(hold).await else {
         return Err(hold.lost_error());
     };
+    // A request without an answer may make it shared at the store.
+    hold.bar_hand_on();
     let grant = place_shared(&share).await?;
     let token = grant.tokens.first;
     hold.seen.close("downgraded");

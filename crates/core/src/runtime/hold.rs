@@ -43,8 +43,9 @@ pub(crate) struct Hold {
     /// Whether it may be handed to a waiter of this process. It may not if the request set an end or switched renewals off, or
     /// if others are to read the token.
     plain: bool,
-    /// Whether a sequencer was made. Then the store must keep its token.
-    sequenced: AtomicBool,
+    /// Whether no waiter of this process may get it: a sequencer was made, so the store must keep its token, or it is being
+    /// downgraded.
+    barred: AtomicBool,
     asked: AtomicBool,
     /// The token of the shared mode, after a downgrade.
     downgraded: OnceLock<Token>,
@@ -131,7 +132,7 @@ impl Hold {
                 true => grant.tokens.first.0,
                 false => 0,
             }),
-            sequenced: AtomicBool::new(false),
+            barred: AtomicBool::new(false),
             asked: AtomicBool::new(false),
             downgraded: OnceLock::new(),
             given_back: AtomicBool::new(false),
@@ -348,8 +349,13 @@ impl Hold {
 
     /// Notes that a sequencer is made. True if the token must be written to the store first.
     pub(crate) fn sequence(&self) -> bool {
-        self.sequenced.store(true, SeqCst);
+        self.bar_hand_on();
         self.recorded.load(SeqCst) != self.token().0
+    }
+
+    /// From now on no waiter of this process gets this hold.
+    pub(crate) fn bar_hand_on(&self) {
+        self.barred.store(true, SeqCst);
     }
 
     /// Notes that the store knows `token` now.
@@ -362,7 +368,7 @@ impl Hold {
         let mine = &self.claim;
         self.plain
             && self.handed_on.load(SeqCst) + 1 < self.tokens.count
-            && !self.sequenced.load(SeqCst)
+            && !self.barred.load(SeqCst)
             && !self.asked.load(SeqCst)
             && mine.ttl == next.ttl
             && mine.lock_delay == next.lock_delay

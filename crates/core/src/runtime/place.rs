@@ -158,6 +158,12 @@ impl<'a> Placing<'a> {
                 }))
             }
             Err(error) => {
+                // Another part of the call may have taken effect, if any was sent.
+                let is_unsent = matches!(
+                    error,
+                    Error::Invalid { .. } | Error::Unsupported { .. } | Error::Closed
+                );
+                self.unsure |= !is_unsent;
                 self.undo();
                 Err(error)
             }

@@ -106,7 +106,10 @@ async fn renew_batch(state: &Arc<State>, batch: Renewing) {
     let holds = &batch.holds;
     let held: Vec<_> = holds.iter().map(|hold| hold.held_claim()).collect();
     let span = state.observed.renew_span();
-    let renewals = state.engine.renew(&held).instrument(span.clone()).await;
+    let mut renewals = state.engine.renew(&held).instrument(span.clone()).await;
+    renewals.resize_with(held.len(), || {
+        Renewal::Unknown(state.internal("a renewal had no answer"))
+    });
     let (mut kept, mut lost, mut unknown) = (0, 0, 0);
     for ((hold, held), renewal) in holds.iter().zip(&held).zip(&renewals) {
         match renewal {

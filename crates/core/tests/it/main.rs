@@ -14,6 +14,7 @@ mod handoff;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod model;
+mod refused;
 mod sequencer;
 mod spans;
 

@@ -10,7 +10,7 @@ use fencelock_testbed::{Etcd, Flow, Proxy};
 
 use crate::{client, soon, token_of, until};
 
-const LATE: Duration = Duration::from_secs(3);
+const LATE: Duration = Duration::from_secs(5);
 
 /// An engine and two ways to the server. It begins with a connection the first way.
 struct Ways {
@@ -27,7 +27,7 @@ impl Ways {
         second.refuse(true).unwrap();
         let ports = (first.port(), second.port());
         let url = format!(
-            "etcd://127.0.0.1:{},127.0.0.1:{}?response-timeout=1s",
+            "etcd://127.0.0.1:{},127.0.0.1:{}?response-timeout=2s",
             ports.0, ports.1
         );
         let engine = fencelock::open_engine(&url).await.unwrap();

@@ -109,7 +109,7 @@ fn renew_in(request: &mut Request, table: &str, held: &[&HeldClaim]) {
             Mode::Shared | Mode::Permit { .. } => "FALSE".to_owned(),
         };
         request.push(format!(
-            "UPDATE {table} SET {lease}, current = {current}, owner = {}, label = {} WHERE id = {} AND {live}",
+            "UPDATE {table} SET {lease}, current = GREATEST(current, {current}), owner = {}, label = {} WHERE id = {} AND {live}",
             bytes(claim.owner.as_bytes()),
             label(claim),
             id(held.token),

@@ -91,6 +91,7 @@ async fn a_client_that_is_stopped_after_an_error_blocks_others_only_briefly() {
 async fn late_requests_do_no_harm() {
     let server = MariaDb::start().unwrap();
     late::late_requests_do_no_harm(&server.url()).await;
+    late::a_late_renewal_does_not_bring_back_an_earlier_token(&server.url()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -13,7 +13,7 @@ use fencelock_sql::{Settings, record_action};
 use super::connection::Advisory;
 use super::record::{integer, numbers};
 use super::statements::{
-    DELETE_ENDED, END, HOLDER, IS_OPEN, STRATEGY, UNLOCK_EXCLUSIVE, UNLOCK_SHARED, UNRECORDED,
+    DELETE_ENDED, END, HOLDER, IS_OPEN, RELEASE_EXCLUSIVE, RELEASE_SHARED, STRATEGY, UNRECORDED,
 };
 use crate::connection::{Session, Values};
 use crate::diagnose;
@@ -112,8 +112,8 @@ impl Dialect for Advisory {
     async fn release(&self, session: &mut Session, claim: &Claim) -> Result<bool> {
         let action = format!("release lock {}", claim.name);
         let sql = match claim.mode {
-            Mode::Shared => UNLOCK_SHARED,
-            _ => UNLOCK_EXCLUSIVE,
+            Mode::Shared => RELEASE_SHARED,
+            _ => RELEASE_EXCLUSIVE,
         };
         let rows = session
             .query(&self.hosts, &action, sql, &[&claim.name.as_str()])

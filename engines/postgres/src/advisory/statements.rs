@@ -33,6 +33,17 @@ pub(super) const WAIT_SHARED: &str = concat!(
 pub(super) const UNLOCK_EXCLUSIVE: &str = concat!("SELECT pg_advisory_unlock(", key!("$1"), ")");
 pub(super) const UNLOCK_SHARED: &str =
     concat!("SELECT pg_advisory_unlock_shared(", key!("$1"), ")");
+/// A downgrade without an answer may have taken both locks, or one of them twice. A connection serves one claim at a time.
+pub(super) const RELEASE_EXCLUSIVE: &str = concat!(
+    "SELECT pg_advisory_unlock(",
+    key!("$1"),
+    "), pg_advisory_unlock_all()"
+);
+pub(super) const RELEASE_SHARED: &str = concat!(
+    "SELECT pg_advisory_unlock_shared(",
+    key!("$1"),
+    "), pg_advisory_unlock_all()"
+);
 
 /// Records of open connections. A user who may not see the connections of others still sees their pids.
 macro_rules! live {

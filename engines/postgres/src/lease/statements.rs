@@ -36,7 +36,7 @@ pub(super) const KEEP_PLACE: &str = "\
     UPDATE fencelock_waiters SET expiry = fencelock_now() + $4, bell = $5 \
     WHERE name = $1 AND ticket = $2 AND claim = $3 AND expiry > fencelock_now() RETURNING 1";
 pub(super) const RENEW: &str = "\
-    UPDATE fencelock_holders AS h SET lock_delay = v.delay, token = v.token, \
+    UPDATE fencelock_holders AS h SET lock_delay = v.delay, token = greatest(h.token, v.token), \
     expiry = CASE WHEN v.shorten THEN fencelock_now() + v.lease ELSE greatest(h.expiry, fencelock_now() + v.lease) END, \
     state = CASE h.state WHEN 'given' THEN 'held' ELSE h.state END, owner = v.owner, label = v.label \
     FROM unnest($1::text[], $2::bytea[], $3::bigint[], $4::bigint[], $5::bigint[], $6::text[], $7::text[], \

@@ -118,6 +118,7 @@ async fn a_full_queue_of_notifications_does_not_keep_a_lock_held() {
 async fn late_requests_do_no_harm() {
     let server = Postgres::start().unwrap();
     late::late_requests_do_no_harm(&server.url()).await;
+    late::a_late_renewal_does_not_bring_back_an_earlier_token(&server.url()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -236,9 +236,16 @@ async fn too_few_replicas_are_an_error_and_leave_nothing() {
         let error = store.engine.place(&claim).await.unwrap_err();
         assert!(matches!(error, Error::Unavailable { .. }), "{error}");
         assert!(error.to_string().contains("0 of 2 replicas"), "{error}");
+        store.release(&claim).await;
         let left: i64 = group.servers()[0].command(&["EXISTS", "s"]).unwrap();
         assert_eq!(left, 0, "it was withdrawn");
     }
+    // The claim keeps its place until then, so no late request of its own can end the next grant.
+    let claim = store.claim("again");
+    assert!(store.engine.place(&claim).await.is_err());
+    let left: i64 = group.servers()[0].command(&["EXISTS", "again"]).unwrap();
+    assert_eq!(left, 1);
+    store.release(&claim).await;
     // A renewal without enough replicas fails as well.
     group.mend_replication();
     tokio::task::block_in_place(|| group.await_ready()).unwrap();

@@ -345,11 +345,12 @@ async fn grants_that_wait_for_replicas_do_not_delay_a_renewal() {
 async fn too_few_replicas_break_no_connection() {
     let server = server();
     let store = open_with(&server, "replicas=1&response-timeout=500ms").await;
-    assert!(store.engine.place(&store.claim("s")).await.is_err());
+    let claim = store.claim("s");
+    assert!(store.engine.place(&claim).await.is_err());
     // Each new connection sends this command.
     let before = calls(&server, "client|id");
     for _ in 0..4 {
-        let error = store.engine.place(&store.claim("s")).await.unwrap_err();
+        let error = store.engine.place(&claim).await.unwrap_err();
         assert!(error.to_string().contains("0 of 1 replicas"), "{error}");
     }
     assert_eq!(calls(&server, "client|id"), before);

@@ -150,20 +150,28 @@ impl<D: Dialect> State<D> {
         asked_at: BootInstant,
     ) -> Result<Standing> {
         let id = self.session_id(&hold.conn);
-        if !hold.conn.signal.bind(claim.id) {
-            *entry = Entry::given_up(id, claim, false);
+        let ended = || {
             let why = "the connection ended as it got the lock";
             let action = format!("take lock {}", claim.name);
-            return Err(Error::unavailable(&*self.dialect, action, why));
+            Error::unavailable(&*self.dialect, action, why)
+        };
+        if !hold.conn.signal.bind(claim.id) {
+            *entry = Entry::given_up(id, claim, false);
+            return Err(ended());
         }
         let mut recorded = Ok(Vec::new());
         if claim.record {
-            let record = hold.record(id, claim, hold.tokens.first);
+            let record = hold.record(id.clone(), claim, hold.tokens.first);
             let records = std::slice::from_ref(&record);
             hold.listed = true;
             recorded = self.control.record(records, &[]).await;
             if recorded.is_ok() {
                 hold.recorded = Some(record);
+            }
+            // The core does not know the hold yet, so it did not hear that this ended it.
+            if hold.conn.signal.is_closed() {
+                *entry = Entry::given_up(id, claim, false);
+                return Err(ended());
             }
         } else {
             self.record_later(claim);

@@ -52,6 +52,19 @@ pub(crate) async fn late_requests_do_no_harm(url: &str) {
     }
 }
 
+/// A late renewal with an earlier token of the same grant does not take back the token that the holder uses now.
+pub(crate) async fn a_late_renewal_does_not_bring_back_an_earlier_token(url: &str) {
+    let engine = open(url).await;
+    let claim = claim("many", Mode::Exclusive, Duration::from_secs(600)).reserve(4);
+    let first = place(&engine, &claim).await;
+    let next = Token(first.get() + 1);
+    for token in [next, first] {
+        let renewed = engine.renew(&[HeldClaim::new(claim.clone(), token)]).await;
+        assert!(matches!(renewed[0], Renewal::Kept { .. }), "{renewed:?}");
+        assert_eq!(holders(&engine, &claim).await, [Some(next)]);
+    }
+}
+
 /// A client reads an expired hold of a claim, and its change comes late: meanwhile another client had the lock, and then the
 /// same claim again, whose gate begins with the same version. `proxy` is in front of the server that `url` names, and
 /// `through` names the proxy.
