@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod admission;
+mod bound;
 mod clock;
 mod conflicts;
 mod connections;
