@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -11,6 +12,7 @@ use fencelock_core::{Client, Engine, Error, Guard, Result, StoreUrl};
 use fencelock_redis::Options;
 use fencelock_testbed::Redis;
 
+use crate::moving::NoRecord;
 use crate::{name_on, until};
 
 const IDS: [&str; 3] = ["a", "b", "c"];
@@ -69,6 +71,36 @@ async fn renewed(guard: &Guard, times: u32) {
         seen == times
     })
     .await;
+}
+
+/// The engines are the program's own, so the set cannot open them anew.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_open_store_that_was_away_at_first_serves_later() {
+    let servers = Servers::made().await;
+    let cut = Arc::new(AtomicBool::new(true));
+    let mut shards = Vec::new();
+    for (server, id) in servers.0.iter().zip(IDS) {
+        let engine = ByUrl(server.url()).open().await.unwrap();
+        let cut = match id {
+            "c" => Arc::clone(&cut),
+            _ => Arc::default(),
+        };
+        shards.push((id, Arc::new(NoRecord { engine, cut }) as Arc<dyn Engine>));
+    }
+    let set = Routed::shards(shards).set("orders").breaker(false);
+    let set = Arc::new(set.open().await.unwrap());
+    let client = Client::new(set.clone()).unwrap();
+    let name = name_on(&set, "c");
+    let error = client.try_lock(&name).await.unwrap_err();
+    assert!(names_shard(&error, "c"), "{error}");
+    cut.store(false, SeqCst);
+    client
+        .try_lock(&name)
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
