@@ -49,8 +49,8 @@ pub(crate) fn grace(kill_after: Duration, lease: Duration) -> Duration {
     kill_after.min(lease / 3)
 }
 
-/// How long before the end of the validity a command is killed. Between the signal and the end of the last process the
-/// kernel has work to do, and on a busy machine the supervisor may be late itself.
+/// How long before the end of the validity a command is killed. Between the signal and the end of the last process the kernel
+/// has work to do. On a busy machine the supervisor may also be late itself.
 pub(crate) fn reserve(lease: Duration) -> Duration {
     (lease / 12).min(Duration::from_secs(1))
 }

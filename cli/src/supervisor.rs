@@ -2,9 +2,9 @@
 //! the deadline passes or `run` is gone, even while `run` is stopped.
 //!
 //! `run` starts the supervisor by executing this binary again, with a socket as its standard input. The supervisor is the
-//! parent of the command: so the command never runs without it, and the id of the command's group is not reused. The
-//! supervisor has a process group of its own and blocks every signal, so the signals that a terminal or a shell sends to
-//! the job do not reach it.
+//! parent of the command: so the command never runs without it, and the id of the command's group is not reused. The supervisor
+//! has a process group of its own and blocks every signal. So the signals that a terminal or a shell sends to the job do not
+//! reach it.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
@@ -30,7 +30,7 @@ use crate::wire::{Cause, ChildExit, Order, Report, Terms, read_frame};
 /// The first argument of a supervisor process.
 pub(crate) const WORD: &str = "__supervisor";
 
-/// The longest sleep. A timer of the operating system stands still while the machine is suspended and a lease does not, so
+/// The longest sleep. While the machine is suspended, a timer of the operating system stands still, and a lease does not. So
 /// the supervisor reads the clock at least this often.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 

@@ -1,5 +1,5 @@
 //! How many claims hold and wait, for each pattern of lock names that is a label of metrics. The numbers are read from the
-//! store, because a replica knows neither the claims at other replicas nor those of clients that use the store directly.
+//! store. A replica knows neither the claims at other replicas nor those of clients that use the store directly.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;

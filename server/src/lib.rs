@@ -2,8 +2,8 @@
 //!
 //! A replica translates between HTTP and one [`Engine`](fencelock_core::Engine). It makes no decision of its own: the store
 //! keeps the locks, the client decides how long it believes in a grant, and the replica forwards. So any number of replicas may
-//! serve one store. On a store whose claims any process may continue, any replica serves any request of any claim, and the end
-//! of a replica costs one repeated request. On other stores a claim belongs to the replica that placed it.
+//! serve one store. If any process may continue the claims of a store, any replica serves any request of any claim. The end of
+//! a replica then costs one repeated request. On other stores a claim belongs to the replica that placed it.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]

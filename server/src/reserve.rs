@@ -1,5 +1,5 @@
-//! A reserve for holders: a tenth of the connections is for peers that have sent a renewal within the last minute, so that a
-//! flood of other peers does not end their holds.
+//! A reserve for holders: a tenth of the connections is for peers that have sent a renewal within the last minute. So a flood
+//! of other peers does not end their holds.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

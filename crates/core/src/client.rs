@@ -534,9 +534,8 @@ impl Client {
     }
 
     /// Whether exactly this grant is held now (Chubby's `CheckSequencer`). A lock that the store only keeps for its lock-delay
-    /// is no longer held. But on a store where a hold lives as long as a session ([`LeaseKind::Session`]), such a lock counts as
-    /// held, because the store shows no difference. A lock that stays held after its release ([`Acquire::at_least`]) counts as
-    /// held, too.
+    /// is no longer held. But where a hold lives as long as a session ([`LeaseKind::Session`]), such a lock counts as held: the
+    /// store shows no difference. A lock that stays held after its release ([`Acquire::at_least`]) counts as held, too.
     ///
     /// # Errors
     /// [`Error::Unavailable`] if the store does not answer.

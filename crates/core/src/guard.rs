@@ -217,9 +217,9 @@ impl Guard {
         .await
     }
 
-    /// A cancellation token, for work that does not know about locks. It is cancelled when the lock is lost for any reason;
-    /// when this guard is released or dropped, before the request to the store; and when [`Guard::downgrade`] begins. All calls
-    /// on one guard return the same token. Keeping the token does not keep the lock.
+    /// A cancellation token, for work that does not know about locks. It is cancelled when the lock is lost for any reason, and
+    /// when [`Guard::downgrade`] begins. It is also cancelled when this guard is released or dropped, before the request to the
+    /// store. All calls on one guard return the same token. Keeping the token does not keep the lock.
     ///
     /// A loss cancels it before any other client can be granted the lock, under the same conditions as with [`Guard::lost`],
     /// and one more: [`Guard::lost`] reads the clock itself, but here a task of the client does that. So the tokio runtime in

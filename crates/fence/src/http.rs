@@ -13,8 +13,8 @@
 //! | makes the service panic | 500 |
 //! | has an `Idempotency-Key` that was answered before ([`FenceLayer::answer_once`]) | the first answer |
 //!
-//! A request that has passed is handled to its end in a task of its own, even if its client disconnects or a timeout
-//! outside the layer drops it. Its write may be in flight, and the next holder must wait for its end. So the layer
+//! A request that has passed is handled to its end in a task of its own. That is so even if its client disconnects, or if a
+//! timeout outside the layer drops it. Its write may be in flight, and the next holder must wait for its end. So the layer
 //! needs a tokio runtime with its timer enabled.
 
 use std::fmt;
@@ -51,8 +51,8 @@ type LockOf = Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
 
 /// Puts a fence before a service. Cheap to clone: all clones, and all services made with them, are one fence.
 ///
-/// Until the service has answered a request (with the head of its response), requests of other holders of the same lock
-/// wait, even if the client has disconnected. So the check and the write are one step. Shared holders and permits do not
+/// Requests of other holders of the same lock wait until the service has answered a request (with the head of its response).
+/// They wait even if the client has disconnected. So the check and the write are one step. Shared holders and permits do not
 /// wait for each other.
 ///
 /// ```

@@ -17,8 +17,8 @@ pub fn schemas() -> Vec<&'static str> {
     ]
 }
 
-/// The statements that create a store's tables in a database of this kind (`postgres`, `mysql`), for an administrator to run;
-/// `None` if this build has none. If the store's user may create tables, fencelock does so by itself.
+/// The statements that create a store's tables in a database of this kind (`postgres`, `mysql`), for an administrator. `None`
+/// if this build has none. If the store's user may create tables, fencelock does so by itself.
 ///
 /// ```
 /// if let Some(statements) = fencelock::schema("postgres") {

@@ -375,8 +375,8 @@ impl State {
     }
 
     /// Deletes a key if a snapshot may have been restored in between, because another claim may then have had its token. There
-    /// are two signs: the key was put at a revision that this client had seen before; or it was put over another connection
-    /// than the one over which the base was raised.
+    /// are two signs: the key was put at a revision that this client had seen before, or over another connection than that over
+    /// which the base was raised.
     async fn taken_back(&self, claim: &Claim, sent: &Sent, revision: i64) -> Result<bool> {
         let raised_over = sent.before.connection;
         let replaced = raised_over.is_some_and(|number| self.cluster.was_replaced(number));

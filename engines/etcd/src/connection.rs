@@ -21,8 +21,8 @@ use crate::layout::BASE;
 use crate::watches::{Watch, Watches};
 
 /// How many requests are under way at once. The server works on fewer. Others wait for their turn, and their timeout does not
-/// run during that wait. Without that limit the last of many thousands of requests would time out, the connection would be
-/// given up, and all of them would start again.
+/// run during that wait. Without that limit the last of many thousands of requests would time out. The client would give up the
+/// connection, and start all of them again.
 const AT_ONCE: usize = 256;
 
 /// The right to have a request under way.

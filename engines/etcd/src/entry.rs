@@ -1,8 +1,8 @@
 //! What this client knows of the claims that it sent.
 //!
-//! Keys are reused: etcd remembers every key until its history is compacted, and reads all of them when a client asks for
-//! the queue of a lock. So a key is named after its client and a number that no other claim of the client for the same lock
-//! has at that time. A key that a late request might still change is never reused: a new *series* of numbers begins.
+//! Keys are reused: etcd remembers every key until its history is compacted, and reads all of them when a client asks for the
+//! queue of a lock. So a key is named after its client and a number. No other claim of the client for the same lock has that
+//! number at that time. A key that a late request might still change is never reused: a new *series* of numbers begins.
 
 use std::collections::HashMap;
 use std::sync::Arc;

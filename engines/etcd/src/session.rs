@@ -1,9 +1,9 @@
 //! Sessions: leases to which the keys of many claims are attached, kept alive for all of them at once.
 //!
-//! A session has one length of lease, and room for a number of keys; when it is full, another one of the same length is begun.
-//! Waiting claims are in the *waiting session*, whose lease is the claim window, so that dead waiters leave the queue soon. The
-//! first renewal of a hold moves it into the session of its own ttl. A claim whose token other processes read (a child process
-//! may rely on it) has a session of its own, which only its own renewals prolong.
+//! A session has one length of lease, and room for a number of keys. When it is full, the client begins another one of the same
+//! length. Waiting claims are in the *waiting session*, whose lease is the claim window, so that dead waiters leave the queue
+//! soon. The first renewal of a hold moves it into the session of its own ttl. A claim whose token other processes read has a
+//! session of its own, which only its own renewals prolong: a child process may rely on it.
 //!
 //! If a request had no answer and may still take effect in a session, the client *retires* the session. No new claim enters it,
 //! and the client deletes keys that belong to no claim. It revokes the session as soon as that is empty. After that the request
@@ -223,8 +223,8 @@ impl Session {
     }
 
     /// Notes a hold of this claim until its lease ends. The lease counts from when the request was sent (`sent`), or from when
-    /// the session was confirmed if that was later. The end never moves back, unless it is to `shorten`. Returns for how long the
-    /// client may believe, which is never longer than the hold is kept; `None` if the session or the hold has ended.
+    /// the session was confirmed if that was later. The end never moves back, unless it is to `shorten`. Returns for how long
+    /// the client may believe. That is never longer than the store keeps the hold. `None` if the session or the hold has ended.
     pub(crate) fn hold(
         &self,
         claim: &Claim,

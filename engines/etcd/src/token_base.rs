@@ -2,8 +2,8 @@
 //!
 //! A token is the create revision of the claim's key times 16, plus the base, which is stored at `fencelock/base`. When a
 //! snapshot is restored, revisions go back, and the stored base with them. Therefore each client raises the base over each of
-//! its connections, before its first claim there, until the next token is at least the time in microseconds. Tokens never run
-//! far ahead of the time, so the tokens after a restore are above those from before it.
+//! its connections, before its first claim there. After that the next token is at least the time in microseconds. Tokens never
+//! run far ahead of the time, so the tokens after a restore are above those from before it.
 //!
 //! The driver reconnects silently, so each connection has a watch whose end shows that it broke.
 //!

@@ -219,8 +219,8 @@ impl Ear {
         }
     }
 
-    /// An SQL expression that waits for the wake-up lock. It is 0 after that time, NULL if its wait was ended, and 1 if the
-    /// lock was free, which means that the control connection is gone.
+    /// An SQL expression that waits for the wake-up lock. It is 0 after that time, and NULL if its wait was ended. It is 1 if
+    /// the lock was free, so the control connection is gone.
     pub(crate) fn wait(&self, wait: Duration) -> String {
         format!("GET_LOCK('{}', {})", wake_lock(&self.name), wait.as_secs())
     }

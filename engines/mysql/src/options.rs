@@ -71,8 +71,8 @@ pub struct Options {
 }
 
 impl Options {
-    /// A database. Of several hosts, each `HOST` or `HOST:PORT`, the client uses the one that takes writes, and finds it
-    /// again after a switch-over; by default port 3306. In a URL: `mysql://HOST:PORT,HOST:PORT/DATABASE`.
+    /// A database. Of several hosts the client uses the one that takes writes, and finds it again after a switch-over. Each is
+    /// `HOST` or `HOST:PORT`; the default port is 3306. In a URL: `mysql://HOST:PORT,HOST:PORT/DATABASE`.
     pub fn new(
         hosts: impl IntoIterator<Item = impl Into<String>>,
         database: impl Into<String>,

@@ -5,8 +5,8 @@
 //! the same name exclude each other. A release hands the lock to the first waiter on the server, in one script, and the
 //! server tells that process at once. Tokens come from one counter per store; no key remains per name.
 //!
-//! The engine assumes that the server keeps its memory (the limits in its promises depend on the server's settings) and that
-//! the server's clock runs at about the right rate.
+//! The engine assumes that the server keeps its memory, and that the server's clock runs at about the right rate. The limits in
+//! its promises depend on the server's settings.
 //!
 //! [`Options`] and [`redlock::Options`] say where the servers are; the URLs are in docs/stores.
 //!

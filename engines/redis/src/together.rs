@@ -2,8 +2,8 @@
 //!
 //! Single requests cost client and server more than a batch. They also make the two work in turns: all callers run before the
 //! client writes the next request, and the server is idle meanwhile. Here the callers of one batch get their answers, and the
-//! client writes their next requests, before it hands out the answers of the next batch. So client and server work at the same
-//! time.
+//! client writes their next requests. Only then does it hand out the answers of the next batch. So client and server work at
+//! the same time.
 //!
 //! In a batch each take is a `SET` of its own, and one `INCRBY` after all of them draws a token for each. So a token is drawn
 //! after its lock was won and before its caller knows, as for a take that is sent alone. The next holder of the lock draws later.

@@ -1,6 +1,6 @@
-//! Five servers of which a majority decides, under every fault at once: eight processes take a few locks again and again while
-//! nodes are restarted empty, stopped, and have their clocks set; while the network loses replies and delivers requests late;
-//! and while the processes themselves are stopped at any time. Every grant is checked: no token twice, no token in the wrong
+//! Five servers of which a majority decides, under every fault at once: eight processes take a few locks again and again.
+//! Meanwhile nodes are restarted empty, stopped, and have their clocks set. The network loses replies and delivers requests
+//! late, and the processes themselves are stopped at any time. Every grant is checked: no token twice, no token in the wrong
 //! order, no two holders at once.
 //!
 //! `FENCELOCK_GRANTS=20000 cargo test -p fencelock-redis --test grants` runs until there are that many grants; without the

@@ -186,7 +186,7 @@ pub fn mode_from(text: &str) -> Option<Mode> {
 }
 
 /// How many tokens one grant may have at most. So a counter that was seeded with the time in microseconds grows more slowly
-/// than time does, and a new seed is above every earlier token.
+/// than time does. Therefore a new seed is above every earlier token.
 pub const MOST_TOKENS: u32 = 16;
 
 /// The tokens of a grant, from the last one drawn.

@@ -39,9 +39,9 @@ impl File {
 
     /// The last of `count` new tokens by the counter, where `stored` is the last token in the file.
     ///
-    /// It is above every token that this engine has seen, and not below the time in microseconds, which grows faster than
-    /// any counter. So tokens go on increasing when the file was deleted, when an old copy was put back, and when a loss of
-    /// power took the last commits.
+    /// It is above every token that this engine has seen, and not below the time in microseconds, which grows faster than any
+    /// counter. So tokens go on increasing even if the file was deleted, an old copy was put back, or a loss of power took the
+    /// last commits.
     pub(crate) fn next_token(&self, stored: i64, count: u32) -> i64 {
         let highest = self.highest.fetch_max(stored, Ordering::Relaxed);
         let next = highest.max(stored).saturating_add(count.into());

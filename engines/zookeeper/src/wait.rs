@@ -1,9 +1,9 @@
 //! Waiting: a claim watches the nodes for which it waits, and decides again when one of them is gone.
 //!
-//! An exclusive claim that waits for one other claim need not even read the queue if that one held: nobody else is before it then.
-//! The holder tells so. Its release creates and deletes a release notice in the transaction that deletes its node, and the
-//! waiter watches for the notice. Nobody ever sees the notice itself. A node that ends without a notice may have been that of a
-//! claim that left the queue, or whose session ended; then the waiter reads the queue.
+//! An exclusive claim that waits for one other claim need not even read the queue if that one held: nobody else is before it
+//! then. The holder tells so. Its release creates and deletes a release notice in the transaction that deletes its node, and
+//! the waiter watches for the notice. Nobody ever sees the notice itself. If a node ends without a notice, its claim may have
+//! left the queue, or its session may have ended. Then the waiter reads the queue.
 //!
 //! The waiter watches its own node as well, so that it does not take a turn after its own end. The server sends what happened in
 //! the order in which it happened.

@@ -79,8 +79,8 @@ impl Redlock {
     }
 }
 
-/// Lets a server vote at once. By default the engine does not let a new server vote for half a minute, and stores on
-/// the server when it first saw that server. This sets that time to long ago.
+/// Lets a server vote at once. By default the engine does not let a new server vote for half a minute. It stores on the server
+/// when it first saw that server. This sets that time to long ago.
 ///
 /// # Errors
 /// If the server does not answer.

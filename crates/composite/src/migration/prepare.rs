@@ -229,8 +229,8 @@ impl Migration {
         stored.check_fixed(old, id, &self.maps.old).err()
     }
 
-    /// Whether the old set of shards was made with this store's record, and whether the record belongs to a change that is over
-    /// or was never begun.
+    /// Whether the old set of shards was made with this store's record, and that belongs to a change that is over or was never
+    /// begun.
     fn earlier(&self, id: &str, text: &str) -> (bool, bool) {
         let alone = may_stand_alone(text);
         let (Some([old, _]), Ok(stored)) = (&self.maps.sets, Stored::parse(text)) else {

@@ -1,7 +1,7 @@
 //! What a process knows of the record, since when, and how long it may rely on that.
 //!
-//! Knowledge is a lease: it counts from before the request to read the record was sent. So a process that was paused, or cut
-//! off during any number of changes, no longer believes in its holds when a step relies on that.
+//! Knowledge is a lease: it counts from before the request to read the record was sent. A process may be paused or cut off
+//! during any number of changes. It no longer believes in its holds when a step relies on that.
 
 use std::sync::Arc;
 

@@ -105,7 +105,7 @@ pub trait Engine: Debug + Display + Send + Sync + 'static {
     ///
     /// The lease then ends at the later of two times: when it would have ended, and the claim's ttl from now. So a renewal that
     /// arrives again after a longer one does not shorten the lease. With [`HeldClaim::shorten`] the lease is the claim's ttl
-    /// from now in any case (if a session keeps the hold, the store may keep it for longer). If a request of this engine may
+    /// from now in any case. If a session keeps the hold, the store may keep it for longer. If a request of this engine may
     /// arrive more than once, such a renewal may arrive after later ones. So from then on the engine reports no longer lease of
     /// this grant than that renewal asked for.
     async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal>;

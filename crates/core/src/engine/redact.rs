@@ -11,8 +11,8 @@ pub(crate) const AMBIGUOUS: &str = "it has an @ where no user and password can b
 pub(crate) const AMBIGUOUS_LIST: &str =
     "a host in it is not HOST or HOST:PORT; in a password write , as %2C, @ as %40 and : as %3A";
 
-/// Options that are a free text or the path of a file, and that no error quotes from the URL before it is certain that they
-/// are options.
+/// Options that are a free text or the path of a file. No error quotes them from the URL before it is certain that they are
+/// options.
 const FREE: [&str; 6] = [
     "prefix",
     "password-file",

@@ -125,9 +125,9 @@ impl RowFence {
     /// `CLIENT_FOUND_ROWS`.
     ///
     /// A shared holder also gets `Ok` in this case: the update found no row, and then another holder with a higher token
-    /// inserted and wrote one. (The marks do not name each shared holder.) On databases that count a row with the same
-    /// values as changed, `Ok` can only mean this case: run the update again. In MySQL run both statements in one
-    /// transaction at `REPEATABLE READ`, where no row can be inserted in between.
+    /// inserted and wrote one. (The marks do not name each shared holder.) On databases that count a row with the same values
+    /// as changed, `Ok` can only mean this case: run the update again. In MySQL run both statements in one transaction at
+    /// `REPEATABLE READ`, where no row can be inserted in between.
     ///
     /// # Errors
     /// [`FenceError::Stale`] if the holder was superseded, [`FenceError::NoRow`] if there is no such row, or was none when

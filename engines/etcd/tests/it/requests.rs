@@ -56,7 +56,8 @@ async fn one_transaction_takes_and_one_releases() {
     assert_eq!(etcd.leases().unwrap().len(), 1, "one session for all");
 }
 
-/// After a client has found a lock taken, it reads the queue at once the next time, until it finds the lock free for a while.
+/// A client that has found a lock taken reads the queue at once the next time. It stops this when it has found the lock free
+/// for a while.
 #[tokio::test]
 async fn a_taken_lock_costs_one_more_request_only_once() {
     let etcd = Etcd::start().unwrap();

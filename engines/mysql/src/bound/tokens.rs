@@ -57,7 +57,7 @@ impl BoundLocks {
         }
     }
 
-    /// Runs a request that begins a transaction, and draws a token if `from` has a row, which means that the lock was acquired;
+    /// Runs a request that begins a transaction. If `from` has a row, the lock was acquired, and the request draws a token;
     /// otherwise it rolls back.
     pub(super) async fn draw(
         &self,

@@ -237,8 +237,8 @@ impl Heard {
             .collect()
     }
 
-    /// A query with a row for each of these waiters that was granted its lock, and for each that is the first one at a free
-    /// lock.
+    /// A query with a row for each of these waiters that was granted its lock. It also has one for each that is the first at a
+    /// free lock.
     fn news(&self, waiters: &[(ClaimId, LockName)]) -> String {
         let Tables {
             locks,

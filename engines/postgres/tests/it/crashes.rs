@@ -15,7 +15,7 @@ async fn a_killed_server_comes_back_under_load() {
     }
 }
 
-/// When one of its processes is killed, the server continues at once, without what had not reached the disk, such as the values
+/// When one of its processes is killed, the server continues at once. What had not reached the disk is lost, such as the values
 /// of a sequence.
 #[tokio::test(flavor = "multi_thread")]
 async fn tokens_increase_after_one_process_of_the_server_is_killed() {

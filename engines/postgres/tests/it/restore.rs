@@ -82,7 +82,7 @@ async fn an_older_schema_is_upgraded() {
 }
 
 /// The server's queue of notifications is full. No client is notified, and the lock becomes free nevertheless. The queue has 8
-/// GB and cannot be made smaller before PostgreSQL 17, so the test shadows the server's two functions with others that act as
+/// GB and cannot be made smaller before PostgreSQL 17. So the test shadows the server's two functions with others that act as
 /// if it were full.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_queue_of_notifications_does_not_keep_a_lock_held() {

@@ -48,8 +48,8 @@ async fn waiters_listen_and_do_not_poll() {
     assert!(known[3] < Duration::from_millis(100), "{known:?}");
 }
 
-/// The next waiter has the lock as soon as it is released, without a request of its own. If its process is not notified,
-/// because it has vanished or the notification was lost, the lock stays with it for one claim window at most.
+/// The next waiter has the lock as soon as it is released, without a request of its own. Its process may not be notified,
+/// because it has vanished or the notification was lost. Then the lock stays with it for one claim window at most.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_releaser_grants_the_lock_to_the_next_waiter() {
     let server = Postgres::start().unwrap();

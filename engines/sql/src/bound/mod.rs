@@ -8,7 +8,7 @@
 //!   silent for the ttl, the server ends it. So the server keeps the lease, as with any other engine. When the connection ends,
 //!   the lock is free at once, and the holder learns of it when it finds the connection closed.
 //! * A claim waits in a statement that blocks in the server. After such a grant the client must give a sign of life within
-//!   [`CLAIM_WINDOW`], so that a waiter that died or was stopped does not delay the others.
+//!   [`CLAIM_WINDOW`]. So a waiter that died or was stopped does not delay the others.
 //! * The token is drawn on the same connection, after the lock was acquired. A moment later the engine writes a record of the
 //!   hold, or of the wait in the database, on another connection, the control connection. So short holds and waits cost nothing
 //!   more. A record is valid only while the connection that it names is open.

@@ -1,7 +1,7 @@
 //! The lease engine on a database server: the rules of [`lease`](crate::lease), over any [`Dialect`].
 //!
 //! A lock is a *gate* (one row per name, with a version) and the rows of its holders and its queue. No client keeps a
-//! transaction open between two requests. It reads without locking, applies the rules, and writes in a single request that
+//! transaction open between two requests. It reads without locking, applies the rules, and writes in a single request. That
 //! takes effect only if the gate's version is still the one that was read. So a client that is stopped or cut off between two
 //! requests keeps nothing locked.
 

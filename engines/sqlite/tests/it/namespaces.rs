@@ -19,8 +19,8 @@ fn file() -> Option<PathBuf> {
     std::env::var_os(FILE).map(PathBuf::from)
 }
 
-/// Runs the test again in a mount namespace (and others by the options of `unshare`), after these lines of sh, in which
-/// `$0` is the file. That process runs the code under `if let Some(path) = file()`.
+/// Runs the test again in a mount namespace (and others by the options of `unshare`). These lines of sh run before it; `$0` is
+/// the file. That process runs the code under `if let Some(path) = file()`.
 fn elsewhere(test: &str, unshare: &[&str], file: &Path, sh: &str) -> Output {
     let mut command = Command::new("unshare");
     command.arg("--mount").args(unshare);

@@ -17,9 +17,9 @@
 //! Each step out of the hush takes a new floor for the tokens that count next. The exception is a step back to the
 //! phase from which the hush came: the record contains that phase, but a lost record does not.
 //!
-//! When the first change is over, a second one may follow, back to the store where the first one began, with its own
-//! records (phases 5 to 9 are its phases 0 to 4, with the stores exchanged). Its programs are not those of the first
-//! change, which may still hold and take locks by their knowledge.
+//! When the first change is over, a second one may follow, back to the store where the first one began. It has its own records:
+//! phases 5 to 9 are its phases 0 to 4, with the stores exchanged. Its programs are not those of the first change, which may
+//! still hold and take locks by their knowledge.
 
 mod bounds;
 mod clients;

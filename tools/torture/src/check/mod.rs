@@ -115,9 +115,8 @@ fn excuse(history: &History, violation: &Violation) -> Option<String> {
         }
         _ => {}
     }
-    // Tokens always rise from grant to grant, with one exception. When the store has granted a held lock to another
-    // process, the first process may not know it yet, and may still hand on the rest of its range of tokens. The fence
-    // refuses these.
+    // Tokens always rise from grant to grant, with one exception. When the store has granted a held lock to another process,
+    // the first process may not know it yet. It may still hand on the rest of its range of tokens. The fence refuses these.
     let handed_on = violation.rule == Rule::TokenOrder
         && violation
             .attempts

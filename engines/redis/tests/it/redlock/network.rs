@@ -49,7 +49,7 @@ async fn lost_replies_and_late_requests_hold_nothing_for_long() {
     nodes.await_free("a", &ALL).await;
 }
 
-/// If a client pauses between its requests and the replies for longer than the lease, its grant has ended, and its token
+/// A client may pause between its requests and the replies for longer than the lease. Then its grant has ended, and its token
 /// belongs to no other. After a shorter pause it may continue.
 #[tokio::test]
 async fn a_pause_in_the_middle_of_an_acquisition_uses_up_the_lease() {
