@@ -235,7 +235,7 @@ fn a_waiter_in_an_abandoned_hush_sees_the_reason() {
     };
     // The first waiter gets its place in the old store, and the other one waits after it.
     let first = all.programs.start(&words(&["-w", "1500ms"]));
-    all.programs.await_holder("x");
+    all.programs.await_waiters("x", 1);
     for ran in [
         all.programs.run(&words(&["-w", "200ms"])),
         all.programs.run(&words(&["-n"])),

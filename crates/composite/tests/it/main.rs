@@ -7,6 +7,7 @@ mod dissolve;
 mod given_back;
 mod growing;
 mod moving;
+mod records;
 mod routing;
 mod sets;
 
