@@ -7,9 +7,7 @@ use std::time::{Duration, Instant};
 use fencelock_composite::{How, Migrate, Moving, Phase, Prepare, Stepped};
 use fencelock_core::engine::{Claim, Leave, Record, RecordChange, Standing};
 use fencelock_core::layers::Layer;
-use fencelock_core::{
-    ClaimIds, Client, ConfigPart, Engine, Error, LockName, LossReason, Memory, Token,
-};
+use fencelock_core::{ClaimIds, Client, Engine, Error, LockName, LossReason, Memory, Token};
 use tokio::task::JoinHandle;
 
 use crate::until;

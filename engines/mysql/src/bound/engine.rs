@@ -270,10 +270,10 @@ impl Dialect for BoundLocks {
         found.map_err(|failed| self.error(record_action(change), failed))
     }
 
-    async fn clean_up(&self, control: &mut Session) -> Result<()> {
+    async fn clean_up(&self, control: &mut Session, last: bool) -> Result<()> {
         let failed = |failed| self.error("clean up", failed);
         self.delete_ended(control).await.map_err(failed)?;
-        while !self.get_lock && self.clean_up_rows(control).await.map_err(failed)? {}
+        while !self.get_lock && self.clean_up_rows(control, last).await.map_err(failed)? {}
         Ok(())
     }
 

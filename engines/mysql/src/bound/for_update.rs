@@ -14,6 +14,8 @@ use crate::request::{Request, bytes};
 const CLEAN_UP_BATCH: usize = 250;
 /// How long a clean-up may keep rows locked, in seconds.
 pub(super) const CLEAN_UP_SECONDS: u64 = 2;
+/// How long the last clean-up of a client waits for that of another, in seconds.
+const LAST_WAIT_SECONDS: u64 = 1;
 /// The usual idle timeout of the control connection.
 const LONG: &str = "SET SESSION wait_timeout = 28800";
 
@@ -107,12 +109,18 @@ impl BoundLocks {
     }
 
     /// Deletes rows that no client locks. Returns whether there may be more.
-    pub(super) async fn clean_up_rows(&self, control: &mut Session) -> Result<bool, Failure> {
+    pub(super) async fn clean_up_rows(
+        &self,
+        control: &mut Session,
+        last: bool,
+    ) -> Result<bool, Failure> {
         let names = &self.tables.names;
         let sweep = self.clean_up_key(control);
         // This process may be stopped between the two requests.
         let mut lock = Request::of(format!("SET SESSION wait_timeout = {CLEAN_UP_SECONDS}"));
-        let had = lock.push(format!("SELECT GET_LOCK('{sweep}', 0)"));
+        // Another client that cleans up now does not see the rows that this one has just left.
+        let wait = if last { LAST_WAIT_SECONDS } else { 0 };
+        let had = lock.push(format!("SELECT GET_LOCK('{sweep}', {wait})"));
         let answers = control.run(lock).await?;
         let had: Option<u64> = answers[had]
             .rows

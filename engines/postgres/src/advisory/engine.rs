@@ -239,7 +239,7 @@ impl Dialect for Advisory {
         found.map_err(|error| self.hosts.error(record_action(change), error))
     }
 
-    async fn clean_up(&self, control: &mut Session) -> Result<()> {
+    async fn clean_up(&self, control: &mut Session, _: bool) -> Result<()> {
         control
             .query(&self.hosts, "clean up", DELETE_ENDED, &[])
             .await

@@ -66,8 +66,9 @@ pub(super) async fn clean_up<D: Dialect>(state: Weak<State<D>>) {
             .retain(|_, entry| is_used(entry) || !is_over(entry));
         let busy = !state.entries.lock().is_empty();
         if (state.used.swap(busy, Ordering::Relaxed) || busy)
-            && let Err(error) = on_control!(state.control, "clean up", clean_up())
+            && let Err(error) = on_control!(state.control, "clean up", clean_up(false))
         {
+            state.used.store(true, Ordering::Relaxed);
             tracing::debug!(store = %state.dialect, %error, "cleaning up failed; trying again later");
         }
     }

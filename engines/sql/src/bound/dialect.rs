@@ -176,6 +176,7 @@ pub trait Dialect: fmt::Debug + fmt::Display + Send + Sync + 'static {
         change: Option<&RecordChange>,
     ) -> Result<engine::Record>;
 
-    /// Deletes the records of ended connections, and rows that nobody uses.
-    async fn clean_up(&self, control: &mut Self::Session) -> Result<()>;
+    /// Deletes the records of ended connections, and rows that nobody uses. `last` says that this client does it no more, so it
+    /// waits for another client that does it at this moment.
+    async fn clean_up(&self, control: &mut Self::Session, last: bool) -> Result<()>;
 }
