@@ -12,7 +12,7 @@ use super::renewer::renew_now;
 use super::share::Share;
 use super::state::State;
 use crate::engine::{Claim, Grant};
-use crate::types::{BootInstant, Error, Mode, Result};
+use crate::types::{BootInstant, Error, LossReason, Mode, Result};
 
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
@@ -151,7 +151,11 @@ fn hold(
 ) -> Share {
     let hold = Arc::new(Hold::new(claim, grant, state.clock, terms));
     let share = Share::new(Arc::clone(state), Arc::clone(&hold));
-    state.schedule.add(&hold, grant.counted_from, grant.lease);
+    let early = state.schedule.add(&hold, grant.counted_from, grant.lease);
+    if early && !hold.renews {
+        // No renewal will tell whether the event was about an earlier grant of this claim.
+        state.lose(&hold, LossReason::TakenAway);
+    }
     if let Some(front) = front {
         front.granted(&hold);
     }

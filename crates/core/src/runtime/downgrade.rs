@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::schedule::end_of;
 use super::share::Share;
 use crate::engine::{Grant, Renewal, Standing};
 use crate::types::{Error, LossReason, Mode, Result};
@@ -31,6 +32,7 @@ pub(crate) async fn downgrade(share: Share) -> Result<Share> {
     let Some(renewing) = state.schedule.reserve(hold).await else {
         return Err(hold.lost_error());
     };
+    confirm(&share).await?;
     // A request without an answer may make it shared at the store.
     hold.bar_hand_on();
     let grant = place_shared(&share).await?;
@@ -53,6 +55,36 @@ pub(crate) async fn downgrade(share: Share) -> Result<Share> {
     Ok(shared)
 }
 
+/// Asks the store whether it still has the hold. If somebody has taken it away and no event has told so yet, the store would
+/// grant the claim anew, perhaps after another holder.
+async fn confirm(share: &Share) -> Result<()> {
+    let (state, hold) = (&share.state, &share.hold);
+    while hold.is_valid() {
+        let renewal = state.engine.renew(&[hold.held_claim()]).await.pop();
+        let error = match renewal {
+            Some(Renewal::Kept { .. }) => return Ok(()),
+            Some(Renewal::Lost) => {
+                state.lose(hold, LossReason::StoreForgot);
+                break;
+            }
+            Some(Renewal::Ended(kind)) => {
+                state.lose(hold, end_of(kind));
+                break;
+            }
+            Some(Renewal::Unknown(error)) => error,
+            None => state.internal("a renewal had no answer"),
+        };
+        if !error.is_retryable() {
+            return Err(error);
+        }
+        tracing::debug!(name = %hold.claim.name, %error, "a downgrade failed; trying again");
+        let again = state.clock.now() + PAUSE;
+        state.clock.sleep_until(again.min(hold.valid_until())).await;
+    }
+    state.lose(hold, LossReason::Expired);
+    Err(hold.lost_error())
+}
+
 /// Places the claim in shared mode, again and again while the validity lasts.
 async fn place_shared(share: &Share) -> Result<Grant> {
     let (state, hold) = (&share.state, &share.hold);
@@ -71,7 +103,7 @@ async fn place_shared(share: &Share) -> Result<Grant> {
             false => Ok(Standing::Busy),
         };
         match answer {
-            // The hold is still valid, so no other client was granted it in between.
+            // The store had the hold a moment ago, and it is still valid: no other client was granted the lock in between.
             Ok(Standing::Held(grant)) if hold.is_valid() => return Ok(grant),
             Ok(_) => {
                 state.lose(hold, LossReason::Expired);

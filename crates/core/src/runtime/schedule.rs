@@ -3,7 +3,7 @@
 //! One ordered set serves all holds. A renewal that hangs does not delay a loss: renewals run beside the task that reads
 //! this schedule, and validity alone decides.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -15,6 +15,9 @@ use super::hold::Hold;
 use crate::engine::{HeldClaim, LeaseKind, Renewal};
 use crate::support::Mutex;
 use crate::types::{BootInstant, ClaimId, Clock, LossReason};
+
+/// How many events without a hold are kept. Most are of claims that were released meanwhile.
+const EARLY: usize = 64;
 
 /// The schedule of a client.
 #[derive(Debug)]
@@ -32,6 +35,8 @@ struct State {
     holds: HashMap<ClaimId, Entry, RandomState>,
     /// When to check a hold next: a renewal is due, or its validity ends.
     due: BTreeSet<(BootInstant, ClaimId)>,
+    /// The claims of the last events that had no hold here: the answer with the grant may still be on its way.
+    early: VecDeque<ClaimId>,
 }
 
 #[derive(Debug)]
@@ -52,12 +57,19 @@ impl Schedule {
         }
     }
 
-    /// Adds a hold, until [`Schedule::remove`].
-    pub(crate) fn add(&self, hold: &Arc<Hold>, counted_from: BootInstant, lease: Duration) {
-        let due = first_renewal(hold, counted_from, lease);
+    /// Adds a hold, until [`Schedule::remove`]. Returns whether an event about its claim came before. It may be about an
+    /// earlier grant of the claim, so the hold is then renewed at once: the answer tells.
+    #[must_use]
+    pub(crate) fn add(&self, hold: &Arc<Hold>, counted_from: BootInstant, lease: Duration) -> bool {
+        let mut due = first_renewal(hold, counted_from, lease);
         let hold = Arc::clone(hold);
         let id = hold.claim.id;
         let mut state = self.state.lock();
+        let early = state.early.iter().position(|early| *early == id);
+        if let Some(place) = early {
+            state.early.remove(place);
+            due = self.clock.now();
+        }
         state.due.insert((due, id));
         let renewing = false;
         let entry = Entry {
@@ -68,6 +80,7 @@ impl Schedule {
         state.holds.insert(id, entry);
         drop(state);
         self.wake_before(due);
+        early.is_some()
     }
 
     fn wake_before(&self, due: BootInstant) {
@@ -127,10 +140,17 @@ impl Schedule {
         state.holds.values().map(|e| Arc::clone(&e.hold)).collect()
     }
 
-    /// The hold of a claim.
+    /// The hold that an event is about. If there is none, the event is kept for [`Schedule::add`].
     pub(crate) fn find(&self, id: ClaimId) -> Option<Arc<Hold>> {
-        let state = self.state.lock();
-        state.holds.get(&id).map(|entry| Arc::clone(&entry.hold))
+        let mut state = self.state.lock();
+        let found = state.holds.get(&id).map(|entry| Arc::clone(&entry.hold));
+        if found.is_none() {
+            state.early.push_back(id);
+            if state.early.len() > EARLY {
+                state.early.pop_front();
+            }
+        }
+        found
     }
 
     /// Returns when the earliest entry has moved forward.
@@ -143,7 +163,7 @@ impl Schedule {
         let now = self.clock.now();
         let (mut lost, mut renew) = (Vec::new(), Vec::new());
         let mut state = self.state.lock();
-        let State { holds, due } = &mut *state;
+        let State { holds, due, .. } = &mut *state;
         while let Some((at, id)) = due.first().copied() {
             let Some(entry) = holds.get_mut(&id) else {
                 due.pop_first();
@@ -288,7 +308,7 @@ impl Drop for Renewing {
 impl State {
     /// Sets when to check a hold, if it is in the schedule.
     fn reschedule(&mut self, id: ClaimId, when: impl FnOnce(&mut Entry) -> BootInstant) {
-        let Self { holds, due } = self;
+        let Self { holds, due, .. } = self;
         if let Some(entry) = holds.get_mut(&id) {
             due.remove(&(entry.due, id));
             entry.due = when(entry);
@@ -353,7 +373,8 @@ mod tests {
             healthy: None,
         };
         let hold = Arc::new(Hold::new(claim, &grant, schedule.clock, terms));
-        schedule.add(&hold, grant.counted_from, TTL);
+        let early = schedule.add(&hold, grant.counted_from, TTL);
+        assert!(!early);
         assert!(schedule.forget(hold.claim.id));
     }
 

@@ -17,6 +17,7 @@ mod model;
 mod refused;
 mod sequencer;
 mod spans;
+mod unheard;
 
 use std::sync::Arc;
 use std::time::Duration;
