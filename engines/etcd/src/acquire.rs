@@ -252,6 +252,7 @@ impl State {
                 in_doubt: earlier.map_or_else(Vec::new, |entry| entry.in_doubt.clone()),
                 withdrawn: false,
                 pins: waiting.iter().chain([hold]).cloned().collect(),
+                moves_in_doubt: Vec::new(),
             };
             entries.insert(claim, entry);
             key

@@ -34,6 +34,8 @@ pub(crate) struct Entry {
     pub(crate) withdrawn: bool,
     /// Sessions that are kept alive for it.
     pub(crate) pins: Vec<Arc<Pin>>,
+    /// The sessions into which a renewal without a reply may still move the key. They are kept alive until the withdrawal.
+    pub(crate) moves_in_doubt: Vec<Arc<Pin>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,22 +79,36 @@ impl Entry {
     }
 
     pub(crate) fn keep(&mut self, pin: Arc<Pin>) {
-        let mut known = self.pins.iter();
-        if !known.any(|known| Arc::ptr_eq(&known.session, &pin.session)) {
-            self.pins.push(pin);
-        }
+        add(&mut self.pins, pin);
+    }
+
+    /// Keeps the session of a failed move: until the next move, or until the withdrawal if the request had no reply.
+    pub(crate) fn keep_doubtful(&mut self, pin: Arc<Pin>, in_doubt: bool) {
+        let pins = match in_doubt {
+            true => &mut self.moves_in_doubt,
+            false => &mut self.pins,
+        };
+        add(pins, pin);
     }
 
     /// Marks the claim as no longer needed. A key that a request in doubt may still put is then deleted.
     pub(crate) fn mark_withdrawn(&mut self) {
         self.withdrawn = true;
         self.pins.clear();
+        self.moves_in_doubt.clear();
     }
 
     /// Whether a request without a reply may still put the key.
     fn is_in_doubt(&self) -> bool {
         let mut sessions = self.in_doubt.iter().flatten();
         sessions.any(|session| !session.has_ended())
+    }
+}
+
+fn add(pins: &mut Vec<Arc<Pin>>, pin: Arc<Pin>) {
+    let mut known = pins.iter();
+    if !known.any(|known| Arc::ptr_eq(&known.session, &pin.session)) {
+        pins.push(pin);
     }
 }
 

@@ -115,8 +115,8 @@ impl State {
                     continue;
                 }
                 Err(failed) => {
-                    // The hold may have moved: that session must not be revoked.
-                    self.update(claim, |entry| entry.keep(pin));
+                    // The hold may have moved, or may move even after later requests: that session must not be revoked.
+                    self.update(claim, |entry| entry.keep_doubtful(pin, failed.in_doubt));
                     return Err(failed.error);
                 }
             }

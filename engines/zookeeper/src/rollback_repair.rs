@@ -76,7 +76,7 @@ impl State {
         synced?;
         let nodes: HashSet<_> = nodes?.into_iter().collect();
         for (entry, path) in holds {
-            if !nodes.contains(&path) && still_holds_by(&entry, &path) {
+            if !nodes.contains(&path) && still_holds_by(&entry, &path, connection) {
                 // The servers do not say who removed the node, or that they rolled it back.
                 let gone = Event::Ended(entry.id, LeaseKind::Lease);
                 self.events.tell(gone);
@@ -154,9 +154,13 @@ fn all_answered<T>(replies: Vec<Result<T, Failure>>) -> Result<(), Failure> {
     replies.into_iter().find_map(unanswered).map_or(Ok(()), Err)
 }
 
-/// Whether a claim still holds by this node, as far as this client knows.
-fn still_holds_by(entry: &Entry, path: &str) -> bool {
+/// Whether a claim still holds by this node in this session, as far as this client knows. A renewal may have moved the node to
+/// another session meanwhile, under the same name.
+fn still_holds_by(entry: &Entry, path: &str, connection: &Connection) -> bool {
     let known = entry.known.lock();
+    if !Arc::ptr_eq(&known.session, &connection.session) {
+        return false;
+    }
     let node = known
         .node
         .as_ref()

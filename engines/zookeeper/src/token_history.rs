@@ -12,7 +12,8 @@ use zookeeper_client::OneshotWatcher;
 
 use crate::stored;
 
-/// How many changes are kept. A claim that is older than all of them has recorded its token in its node long ago.
+/// How many changes are kept. A claim that is older than all of them has the oldest base that is kept, so that its token is above
+/// those of the claims before it.
 const KEPT: usize = 64;
 
 /// The bases, each with the transaction that set it, oldest first.
@@ -57,7 +58,13 @@ impl History {
     pub(crate) fn write(&self, base: u64) -> String {
         let mut text = "fl1\n".to_owned();
         let skipped = self.0.len().saturating_sub(KEPT);
-        for (set, base) in &self.0[skipped..] {
+        for (index, (set, base)) in self.0.iter().enumerate().skip(skipped) {
+            // The oldest stands for those before it.
+            let set = if index > 0 && index == skipped {
+                0
+            } else {
+                *set
+            };
             // Writing to a String does not fail.
             let _ = writeln!(text, "before={set}:{base}");
         }
@@ -124,6 +131,20 @@ mod tests {
             assert_eq!(token(history, 89), 3200 + 89 * 32);
         }
         assert_eq!(token(&second, 91), 6400 + 91 * 32);
+    }
+
+    #[test]
+    fn a_claim_that_is_older_than_all_kept_bases_has_the_oldest_of_them() {
+        let mut history = History::default();
+        for set in 1..=200_u64 {
+            let text = history.write(set * 3200);
+            history = History::read(text.as_bytes(), (set * 10).cast_signed()).unwrap();
+        }
+        assert!(history.0.len() <= KEPT + 1);
+        let (_, oldest) = history.0[0];
+        assert_eq!(history.first_token(15).get(), oldest + 15 * 32);
+        assert!(history.first_token(15) < history.first_token(16));
+        assert!(history.first_token(16) < history.first_token(1999));
     }
 
     #[test]
