@@ -29,7 +29,7 @@ struct Known {
 }
 
 /// The last claim that was alone while the watch was set.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Last {
     number: i64,
     deleted: bool,
@@ -89,17 +89,22 @@ impl AloneHint {
         }
     }
 
-    /// Whether a claim is alone after its node got the number of its plan.
+    /// Whether a claim is alone after its node got the number of its plan. The plan must still follow from what is known: the
+    /// watch may have fired and been set anew since.
     pub(crate) fn confirms(&self, number: i64, connection: &Arc<Connection>) -> bool {
         let mut known = self.0.lock();
-        let watched = known.is_watched(connection);
-        if watched {
+        let plan = Last {
+            number: number - 1,
+            deleted: true,
+        };
+        let confirmed = known.is_watched(connection) && known.last == Some(plan);
+        if confirmed {
             known.last = Some(Last {
                 number,
                 deleted: false,
             });
         }
-        watched
+        confirmed
     }
 
     /// Notes a watch that was set before the queue was read.
