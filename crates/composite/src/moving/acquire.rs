@@ -10,6 +10,7 @@ use tokio::time::timeout;
 use crate::known::Route;
 use crate::moving::entry::{Entry, Half, Waits, is_valid};
 use crate::moving::knowledge::Now;
+use crate::moving::release::leave_busy;
 use crate::moving::state::State;
 
 /// How often one call starts again because the phase changed, or a grant came too late.
@@ -21,7 +22,7 @@ const LONGEST_HUSH: Duration = Duration::from_secs(5);
 /// The error or reason for a request that comes in the hush.
 const IN_THE_HUSH: &str = "the set is between two stores, and grants nothing until that step is over; if it was interrupted, repeat `fencelock migrate finish`, or go back with `fencelock migrate abort`";
 
-pub(crate) async fn place(state: &State, claim: &Claim) -> Result<Standing> {
+pub(crate) async fn place(state: &Arc<State>, claim: &Claim) -> Result<Standing> {
     let entry = state.entry_of(claim);
     let acquiring = Acquiring {
         state,
@@ -30,7 +31,8 @@ pub(crate) async fn place(state: &State, claim: &Claim) -> Result<Standing> {
     };
     let standing = acquiring.run().await;
     if matches!(standing, Ok(Standing::Busy)) {
-        state.remove(&claim.id);
+        // The client need not withdraw after this answer.
+        leave_busy(state, entry, claim).await;
     }
     standing
 }

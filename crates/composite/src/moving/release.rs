@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fencelock_core::engine::{Claim, Leave, Withdrawn};
-use fencelock_core::{BootInstant, Error, Result};
+use fencelock_core::{BootInstant, Result};
 
 use crate::moving::acquire::withdraw_half;
 use crate::moving::entry::Entry;
@@ -40,7 +40,8 @@ pub(crate) async fn withdraw(state: &Arc<State>, claim: &Claim, how: Leave) -> R
         }
     }
     for (store, error) in others {
-        insist(state, &entry, store, claim, how, &error);
+        tracing::debug!(%error, "withdrawing a claim");
+        insist(state, &entry, store, claim, how);
     }
     state.remove(&claim.id);
     Ok(answer)
@@ -74,17 +75,23 @@ fn main_of(state: &State, entry: &Entry, left: &[(usize, Result<Withdrawn>)]) ->
         .or_else(|| stores().next())
 }
 
+/// Ends a claim that found the lock busy. Another store may still have something of it: a call was left without an answer there,
+/// and the store was away when it was to be left. It is then withdrawn from that store in the background.
+pub(crate) async fn leave_busy(state: &Arc<State>, entry: Arc<Entry>, claim: &Claim) {
+    for store in 0..entry.members() {
+        let mut half = entry.half(store).lock().await;
+        if half.asked {
+            // So a later call with this id cannot be undone by that withdrawal.
+            half.over = true;
+            insist(state, &entry, store, claim, Leave::Release);
+        }
+    }
+    state.remove_if_done(&claim.id, &entry).await;
+}
+
 /// Withdraws the claim in the background from a store that no hold needs, so that the release does not fail. What that store
 /// still has of the claim delays others at most for its lease.
-fn insist(
-    state: &Arc<State>,
-    entry: &Arc<Entry>,
-    store: usize,
-    claim: &Claim,
-    how: Leave,
-    error: &Error,
-) {
-    tracing::debug!(%error, "withdrawing a claim");
+fn insist(state: &Arc<State>, entry: &Arc<Entry>, store: usize, claim: &Claim, how: Leave) {
     let (state, entry, claim) = (Arc::clone(state), Arc::clone(entry), claim.clone());
     let ends = state.now() + claim.ttl + claim.lock_delay;
     tokio::spawn(async move {
@@ -96,9 +103,12 @@ fn insist(
                     .await
                     .is_ok()
             {
-                return;
+                break;
             }
         }
+        // Its lease has ended if the store never answered.
+        entry.half(store).lock().await.asked = false;
+        state.remove_if_done(&claim.id, &entry).await;
     });
 }
 

@@ -193,6 +193,21 @@ impl State {
         self.entries.lock().remove(id);
     }
 
+    /// Removes an entry if no store has anything of its claim and no other call uses it.
+    pub(crate) async fn remove_if_done(&self, id: &ClaimId, entry: &Arc<Entry>) {
+        if entry.is_asked().await {
+            return;
+        }
+        let mut entries = self.entries.lock();
+        let same = entries
+            .get(id)
+            .is_some_and(|known| Arc::ptr_eq(known, entry));
+        // A call takes its reference under this lock: the two are that of the map and that of the caller.
+        if same && Arc::strong_count(entry) == 2 {
+            entries.remove(id);
+        }
+    }
+
     /// Whether an event of a store is an event of the set. A loss at a store that no hold needs is not.
     fn matters(&self, id: &str, event: &Event) -> bool {
         let (Event::Lost(claim) | Event::Ended(claim, _)) = event else {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use fencelock_composite::{How, Migrate, Moving, Phase, Prepare, Stepped};
-use fencelock_core::engine::{Claim, Leave, Record, RecordChange, Standing};
+use fencelock_core::engine::{Claim, Leave, Record, RecordChange, Standing, Withdrawn};
 use fencelock_core::layers::Layer;
 use fencelock_core::{ClaimIds, Client, Engine, Error, LockName, LossReason, Memory, Token};
 use tokio::task::JoinHandle;
@@ -408,6 +408,78 @@ async fn the_first_store_is_given_back_if_the_second_is_away() {
         until("it is given back", async || two.held(&name).await == [0, 0]).await;
         assert!(begun.elapsed() < TTL / 2, "its lease ended it");
     }
+}
+
+/// A store whose answers are lost while it is cut off: a claim is placed, but cannot be withdrawn.
+#[derive(Debug)]
+struct NoAnswers {
+    engine: Arc<dyn Engine>,
+    cut: Arc<AtomicBool>,
+}
+
+impl NoAnswers {
+    fn check(&self, action: &str) -> Result<(), Error> {
+        match self.cut.load(SeqCst) {
+            true => Err(Error::unavailable(self, action, "it is cut off")),
+            false => Ok(()),
+        }
+    }
+}
+
+#[async_trait::async_trait]
+impl Layer for NoAnswers {
+    fn below(&self) -> &dyn Engine {
+        &*self.engine
+    }
+
+    async fn place(&self, claim: &Claim) -> Result<Standing, Error> {
+        let standing = self.engine.place(claim).await;
+        self.check("taking a lock")?;
+        standing
+    }
+
+    async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn, Error> {
+        self.check("releasing a lock")?;
+        self.engine.withdraw(claim, how).await
+    }
+}
+
+impl std::fmt::Display for NoAnswers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.engine.fmt(f)
+    }
+}
+
+/// A call at the old store has no answer. Then the set moves, and the claim finds the new store busy.
+#[tokio::test]
+async fn a_busy_claim_is_withdrawn_from_the_store_that_was_away() {
+    let two = Two::prepared().await;
+    let cut = Arc::new(AtomicBool::new(true));
+    let old = NoAnswers {
+        engine: Arc::new(two.old.another()),
+        cut: Arc::clone(&cut),
+    };
+    let stores = Migrate::between(
+        ("from", Arc::new(old) as Arc<dyn Engine>),
+        ("to", Arc::new(two.new.another()) as Arc<dyn Engine>),
+    );
+    let engine = stores.set("orders").open().await.unwrap();
+    let name = LockName::new("x").unwrap();
+    let claim = |ttl| Claim::new(ClaimIds::new().unwrap().next(), "me", name.clone()).ttl(ttl);
+    let ours = claim(Duration::from_secs(600)).wait(false);
+    assert!(engine.place(&ours).await.unwrap_err().is_away());
+    let blocker = two.new.place(&claim(Duration::from_secs(600))).await;
+    assert!(matches!(blocker.unwrap(), Standing::Held(_)));
+    set_phase(&two, 4, 2, 0).await;
+    until("the engine knows", async || {
+        engine.phase() == Some(Phase::New)
+    })
+    .await;
+    let standing = engine.place(&ours).await.unwrap();
+    assert!(matches!(standing, Standing::Busy), "{standing:?}");
+    assert_eq!(two.held("x").await, [1, 1]);
+    cut.store(false, SeqCst);
+    until("it is withdrawn", async || two.held("x").await == [0, 1]).await;
 }
 
 /// A client knows only phase 1, while two steps and the hush take place.
