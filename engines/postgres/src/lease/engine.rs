@@ -13,7 +13,9 @@ use fencelock_sql::server::{
 };
 
 use super::connection::Leases;
-use super::statements::{END, EXPIRED, KEEP_PLACE, LIST, PROLONG, QUEUE, RELEASE, RENEW, TAKE};
+use super::statements::{
+    END, EXPIRED, HAND_OFF, KEEP_PLACE, LIST, PROLONG, QUEUE, RELEASE, RENEW, TAKE,
+};
 use super::stored::{count, id, length, promises, tokens, version};
 use crate::connection::{Session, Values};
 use crate::diagnose;
@@ -126,10 +128,19 @@ impl Dialect for Leases {
             &version(first_version(claim.id)),
             &id(claim),
         ];
-        let rows = self
-            .query(session, "release a lock", RELEASE, values)
-            .await?;
-        Ok(rows.first().is_some_and(|row| row.get(0)))
+        let action = "release a lock";
+        if self.ear.is_ear() {
+            // Other clients are ears, too. The next holder is woken without another round trip.
+            let rows = self.query(session, action, HAND_OFF, values).await?;
+            return Ok(rows.first().is_some_and(|row| row.get(0)));
+        }
+        let rows = self.query(session, action, RELEASE, values).await?;
+        let Some(row) = rows.first() else {
+            return Ok(false);
+        };
+        let ears: Option<Vec<&str>> = row.get(1);
+        self.wake(session, &ears.unwrap_or_default()).await;
+        Ok(row.get(0))
     }
 
     async fn read(&self, session: &mut Session, name: &LockName) -> Tried<Option<Snapshot>> {

@@ -52,6 +52,7 @@ pub(super) struct Ear {
     /// Notified when there are new waiters.
     more: Notify,
     is_listening: Arc<AtomicBool>,
+    is_ear: AtomicBool,
     /// How many grants came by a notification.
     notified: Arc<AtomicU32>,
     sender: mpsc::UnboundedSender<Message>,
@@ -89,6 +90,7 @@ impl Ear {
             waiters: Mutex::default(),
             more: Notify::new(),
             is_listening: Arc::default(),
+            is_ear: AtomicBool::default(),
             notified: Arc::default(),
             sender,
             work: tokio::sync::Mutex::new(Work {
@@ -102,6 +104,11 @@ impl Ear {
     pub(super) fn channel(&self) -> Arc<str> {
         let channels = self.channels.lock();
         channels.last().cloned().unwrap_or_default()
+    }
+
+    /// Whether this client was an ear when it last counted the listeners.
+    pub(super) fn is_ear(&self) -> bool {
+        self.is_ear.load(Ordering::SeqCst)
     }
 
     pub(super) fn is_listening(&self) -> bool {
@@ -230,10 +237,12 @@ impl Ear {
         listening.pause = (listening.pause * 2).min(COUNTS.1);
         listening.count_at = Clock::Boot.now() + listening.pause.mul_f32(0.5 + fastrand::f32());
         match crowd {
-            Some(MANY..) if !listening.is_ear => self.become_ear(listening).await,
-            Some(..FEW) if listening.is_ear => self.stop_hearing(listening).await,
-            _ => Ok(()),
+            Some(MANY..) if !listening.is_ear => self.become_ear(listening).await?,
+            Some(..FEW) if listening.is_ear => self.stop_hearing(listening).await?,
+            _ => {}
         }
+        self.is_ear.store(listening.is_ear, Ordering::SeqCst);
+        Ok(())
     }
 
     async fn become_ear(&self, listening: &mut Listening) -> Result<()> {

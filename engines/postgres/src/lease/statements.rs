@@ -3,7 +3,10 @@
 pub(super) const TAKE: &str = "SELECT fencelock_take($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
 pub(super) const QUEUE: &str = "\
     SELECT version_, ahead_, left_, drawn_ FROM fencelock_queue($1, $2, $3, $4, $5, $6, $7, $8, $9)";
-pub(super) const RELEASE: &str = "CALL fencelock_hand_off($1, $2, $3, NULL)";
+/// Returns whether the claim held, and the channels of the ears that were granted the lock and must be woken.
+pub(super) const RELEASE: &str = "SELECT held_, bells_ FROM fencelock_give($1, $2, $3)";
+/// Wakes the ears, too. A procedure costs more than a function.
+pub(super) const HAND_OFF: &str = "CALL fencelock_hand_off($1, $2, $3, NULL)";
 /// Returns the channels of the ears among those that must be notified, too.
 pub(super) const WRITE: &str = "\
     SELECT fencelock_change($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18), \

@@ -57,15 +57,22 @@ impl Leases {
         let rows = self.query(session, "change a lock", WRITE, values).await?;
         let written = rows.first().map_or(-1, |row| row.get::<_, i64>(0));
         let told: Vec<&str> = rows.first().map_or_else(Vec::new, |row| row.get(1));
-        if written >= 0 && !told.is_empty() {
-            // If the connection fails here, the ears find the grants when they poll.
-            let _ = self.query(session, "wake waiters", WAKE, &[&told]).await;
+        if written >= 0 {
+            self.wake(session, &told).await;
         }
         Ok(match (written, claim) {
             (-1, _) => Written::Stale,
             (0, _) | (_, None) => Written::Done(None),
             (first, Some(claim)) => Written::Done(Some(tokens(first, claim))),
         })
+    }
+
+    /// Wakes the ears with these channels, after the commit of what they are to see. If the connection fails here, they find it when
+    /// they poll.
+    pub(super) async fn wake(&self, session: &mut Session, ears: &[&str]) {
+        if !ears.is_empty() {
+            let _ = self.query(session, "wake waiters", WAKE, &[&ears]).await;
+        }
     }
 }
 
