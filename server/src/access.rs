@@ -14,7 +14,7 @@ use crate::seen::Seen;
 /// The most bytes of a principal's name. An owner has room for it.
 const MOST_NAME_BYTES: usize = 50;
 
-/// The names that the audit log has for clients without credentials and for whoever reloads the configuration.
+/// The names that the audit log has for clients without credentials, and for the operator who reloads the configuration.
 const RESERVED: [&str; 2] = [ANONYMOUS, OPERATOR];
 const ANONYMOUS: &str = "anonymous";
 pub(crate) const OPERATOR: &str = "operator";

@@ -122,11 +122,11 @@ impl Metrics {
             (BOUND, "Claims that belong to this replica, by state"),
             (
                 HOLDING,
-                "Claims that hold, whoever serves them, as the store was read last",
+                "Claims that hold at any replica, as the store was read last",
             ),
             (
                 WAITING,
-                "Claims that wait, whoever serves them, as the store was read last",
+                "Claims that wait at any replica, as the store was read last",
             ),
             (DRAINING, "1 once this replica refuses new claims"),
             (BUILD, "Always 1; the labels say what runs"),

@@ -248,8 +248,8 @@ impl Taking {
                     "this replica is about to end; nothing of the claim is left; use another one";
                 return Refusal::new(Kind::Draining, detail).close();
             }
-            true => format!("lock {name} is still held by another after the time to wait"),
-            false => format!("lock {name} is held by another"),
+            true => format!("lock {name} is still held by another client after the time to wait"),
+            false => format!("lock {name} is held by another client"),
         };
         Refusal::new(Kind::Held, detail)
     }

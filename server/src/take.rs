@@ -319,7 +319,7 @@ impl Asking {
 
     fn held(&self) -> Refusal {
         let name = self.claim.name.clone();
-        Refusal::new(Kind::Held, format!("lock {name} is held by another"))
+        Refusal::new(Kind::Held, format!("lock {name} is held by another client"))
     }
 }
 

@@ -102,8 +102,10 @@ impl Guard {
         self.hold().joined
     }
 
-    /// Whether the lock is certainly held at this instant. It becomes false before any other client can be granted the lock,
-    /// and when this guard is released.
+    /// Whether the lock is certainly held at this instant. If the store keeps its promises
+    /// ([`Promises::limits`](crate::engine::Promises::limits)), it becomes false before any other client can be granted the
+    /// lock. Where a hold depends on a connection, the database may free the lock a moment before. It is also false once this
+    /// guard is released.
     ///
     /// ```
     /// # use fencelock_core::*;
@@ -188,7 +190,8 @@ impl Guard {
     }
 
     /// Returns the reason when the grant may no longer be trusted. Returns at once if it is already lost, even if this client's
-    /// own tasks had no time to run.
+    /// own tasks had no time to run. It returns before any other client can be granted the lock, under the conditions of
+    /// [`Guard::is_valid`].
     ///
     /// # Cancel safety
     /// May be dropped and called again.
@@ -370,8 +373,10 @@ impl Guard {
     /// after an answer, since a proxy may repeat the request.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a ttl that the store does not accept, [`Error::Lost`] if the lock is no longer held,
-    /// [`Error::Unavailable`] if the store does not answer (the remaining validity stays, up to `ttl`).
+    /// - [`Error::Invalid`] for a ttl that the store does not accept.
+    /// - [`Error::Unsupported`] if another process has this hold ([`Guard::joined`]): only that process renews it.
+    /// - [`Error::Lost`] if the lock is no longer held.
+    /// - [`Error::Unavailable`] if the store does not answer. The remaining validity stays, up to `ttl`.
     ///
     /// # Cancel safety
     /// May be dropped: the request goes on in the background.

@@ -289,7 +289,7 @@ impl StoreOptions for InMemory {
     fn check(&self) -> Result<()> {
         let url = self.0.clone();
         if !url.path.is_empty() || !url.hosts.is_empty() {
-            return Err(url.refuse("memory: takes nothing after it"));
+            return Err(url.refuse("it has a host or a path; write memory:"));
         }
         url.finish()
     }

@@ -85,7 +85,7 @@ impl State {
             taken = true;
         }
         let action = format!("taking lock {}", claim.name);
-        let cause = "its session or its key ended again and again";
+        let cause = "its session or its key ended again and again; check whether somebody revokes leases or deletes keys";
         Err(Error::unavailable(
             &self.cluster.config.store,
             action,

@@ -25,7 +25,7 @@ use crate::layout::{LAYOUTS, Layout};
 ///
 /// # Options of the driver
 /// `etcd_client::ConnectOptions` may set credentials, TLS and everything else, and fencelock opens connections with them. An
-/// open client cannot be used: it reconnects silently, perhaps to a member that lags, and a lock must learn of that.
+/// open client cannot be used. It reconnects silently, perhaps to a member that lags, but fencelock must notice that.
 ///
 /// ```no_run
 /// use etcd_client::ConnectOptions;

@@ -71,7 +71,11 @@ impl Servers for Config {
         match replica {
             Some(replica) if self.inspect_only => Ok(replica),
             _ => Err(failure.unwrap_or_else(|| {
-                Error::config(&self.store, ConfigPart::Url, "it names no host")
+                Error::config(
+                    &self.store,
+                    ConfigPart::Url,
+                    "it names no host; write mysql://USER@HOST/DATABASE",
+                )
             })),
         }
     }

@@ -51,7 +51,8 @@ pub(crate) const STRATEGIES: [(&str, Strategy); 3] = [
 ///
 /// # Options of the driver
 /// `mysql_async::Opts` may set address, database, credentials, TLS and everything else, and fencelock opens connections with
-/// them. A pool or an open connection cannot be used: a pool replaces its connections silently, and a lock must learn of that.
+/// them. A pool or an open connection cannot be used. A pool replaces a broken connection silently, but a hold may end with its
+/// connection, so fencelock must notice.
 ///
 /// ```no_run
 /// use fencelock_mysql::Options;

@@ -52,7 +52,8 @@ pub(crate) const STRATEGIES: [(&str, Strategy); 2] =
 ///
 /// # Configurations of the driver
 /// A `tokio_postgres::Config` may set address, database, credentials and everything else, and fencelock opens connections with
-/// it. A pool or an open connection cannot be used: a pool replaces its connections silently, and a lock must learn of that.
+/// it. A pool or an open connection cannot be used. A pool replaces a broken connection silently, but a hold may end with its
+/// connection, so fencelock must notice.
 ///
 /// ```no_run
 /// use fencelock_postgres::Options;

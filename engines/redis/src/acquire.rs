@@ -11,7 +11,7 @@ use redis::{Cmd, Pipeline, RedisError, Value};
 use crate::cluster::Retries;
 use crate::connection::Connection;
 use crate::entry::{Entry, pause_after};
-use crate::error::unreadable;
+use crate::error::{about, unreadable};
 use crate::keys::{COUNTER, Keys, check_name};
 use crate::node::Node;
 use crate::reply::unexpected;
@@ -21,7 +21,7 @@ use crate::stored::{MARK_LEN, kind, mark, millis, push_after_token, push_rest, p
 use crate::together::{Granted, Recorded, Taken};
 use crate::writer::{Use, Writer};
 
-const ACTION: &str = "placing a claim";
+const ACTION: &str = "taking lock";
 
 /// The longest pause between attempts while a client of another kind holds, in ms.
 const LONGEST_PAUSE: u32 = 200;
@@ -97,7 +97,7 @@ fn not_yet(store: &str, from: BootInstant) -> Error {
         "the server was started or promoted recently and may have forgotten who holds; it grants nothing for another \
          {left} (restart-delay, promotion-delay)"
     );
-    Error::unavailable(store, ACTION, cause)
+    Error::unavailable(store, about(ACTION, None), cause)
 }
 
 /// Takes a free lock in two commands without a script. `None` if the script must decide.
@@ -365,7 +365,8 @@ impl Placing<'_> {
                 }
                 Some(Placed::Late(_)) => {
                     let cause = "the request reached the server too late";
-                    return Err(Error::unavailable(state.store(), ACTION, cause));
+                    let action = about(ACTION, Some(&claim.name));
+                    return Err(Error::unavailable(state.store(), action, cause));
                 }
                 Some(Placed::Newer) => return Err(unreadable(state.store(), &claim.name)),
                 None => return Err(servers.place_failed(claim, connection, unexpected(&answer))),

@@ -162,7 +162,9 @@ impl Cluster {
                 continue;
             }
             let Some(node) = owner else {
-                let cause = format!("no master has the slot {slot} of this lock");
+                let cause = format!(
+                    "no master has the slot {slot} of this lock; check the cluster (redis-cli --cluster check HOST:PORT)"
+                );
                 return Err(Error::unavailable(state.store(), "finding a node", cause));
             };
             let connection = node.connection(state).await?;

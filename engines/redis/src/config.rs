@@ -72,7 +72,9 @@ impl Config {
         };
         let (client, others) = match clients.split_first() {
             Some((first, others)) => (first.clone(), others.to_vec()),
-            None => return Err(url.refuse("it has no client")),
+            None => {
+                return Err(url.refuse("the list of clients is empty; give one for each server"));
+            }
         };
         let mut promotion_delay = Duration::ZERO;
         let deployment = match kind {
@@ -158,7 +160,11 @@ impl Kind {
             "redis" | "valkey" | "rediss" => Self::One,
             "redis+sentinel" | "rediss+sentinel" => Self::Sentinel,
             "redis+cluster" | "rediss+cluster" => Self::Cluster,
-            other => return Err(url.refuse(format!("{other}: is not a scheme of this engine"))),
+            other => {
+                return Err(url.refuse(format!(
+                    "the scheme {other} is not one of Redis; write redis://HOST"
+                )));
+            }
         })
     }
 

@@ -42,7 +42,16 @@ pub(crate) fn is_noscript(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
 }
 
-/// The driver's error as an error of the core. `action` says what was tried.
+/// What was tried, with the lock that it concerned: `taking lock` becomes `taking lock a`.
+pub(crate) fn about(action: &str, name: Option<&LockName>) -> String {
+    match (name, action.strip_suffix(" lock")) {
+        (Some(name), Some(_)) => format!("{action} {name}"),
+        (None, Some(verb)) => format!("{verb} a lock"),
+        (_, None) => action.to_owned(),
+    }
+}
+
+/// The driver's error as an error of the core. `action` says what was tried; see [`about`].
 pub(crate) fn explain(
     store: &str,
     action: &str,
@@ -51,6 +60,8 @@ pub(crate) fn explain(
 ) -> Error {
     let text = error.to_string();
     let code = error.code().unwrap_or_default().to_owned();
+    let change = right_missing(action, &code, &text);
+    let action = about(action, name);
     let has = |word: &str| code == word || text.contains(word);
     if has("WRONGTYPE") {
         return match name {
@@ -70,7 +81,7 @@ pub(crate) fn explain(
         let action = format!("{action}; check user and password");
         return Error::refused(store, action, error);
     }
-    if let Some(change) = right_missing(action, &code, &text) {
+    if let Some(change) = change {
         let action = format!("{action}; {change}");
         return Error::refused(store, action, without_script(error));
     }

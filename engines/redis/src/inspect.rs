@@ -15,7 +15,7 @@ use crate::scan::{held, scan, scanned};
 use crate::servers::{GrantRules, Servers};
 use crate::stored::{Hold, Stored, foreign_view, waiter_view};
 
-const ACTION: &str = "looking at a lock";
+const ACTION: &str = "looking at lock";
 
 /// A lock as the server has it.
 struct Seen {

@@ -25,7 +25,7 @@ use crate::client::{encrypt, socket_url, url_of};
 ///
 /// # Clients of the driver
 /// A `redis::Client` may set address, credentials and TLS, and fencelock opens connections with it. A pool or an open
-/// connection cannot be used: they are replaced silently when they break, and a lock must learn of that.
+/// connection cannot be used. The driver replaces a broken connection silently, but fencelock must notice that it broke.
 ///
 /// ```no_run
 /// use fencelock_redis::Options;

@@ -8,14 +8,14 @@ use futures_util::stream::{self, StreamExt};
 use redis::{Cmd, Value};
 
 use crate::connection::Connection;
-use crate::error::unreadable;
+use crate::error::{about, unreadable};
 use crate::keys::Keys;
 use crate::node::Node;
 use crate::reply::unexpected;
 use crate::servers::{GrantRules, Servers};
 use crate::stored::{MARK_LEN, mark, millis};
 
-const ACTION: &str = "withdrawing a claim";
+const ACTION: &str = "releasing lock";
 
 pub(crate) async fn withdraw(servers: &Servers, claim: &Claim, how: Leave) -> Result<Withdrawn> {
     let state = &servers.state;
@@ -55,10 +55,11 @@ pub(crate) async fn withdraw(servers: &Servers, claim: &Claim, how: Leave) -> Re
         Value::Int(2) => Withdrawn::LeftQueue,
         Value::Int(3) => Withdrawn::Expired,
         Value::Int(4) => Withdrawn::NotOwner,
-        other => return Err(state.failed(ACTION, None, unexpected(&other))),
+        other => return Err(state.failed(ACTION, Some(&claim.name), unexpected(&other))),
     };
     if !servers.is_final(&claim.id, &node, &connection) {
-        return Err(Error::unsettled(state.store(), ACTION));
+        let action = about(ACTION, Some(&claim.name));
+        return Err(Error::unsettled(state.store(), action));
     }
     Ok(withdrawn)
 }

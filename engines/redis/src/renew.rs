@@ -9,7 +9,7 @@ use redis::{Cmd, Pipeline, RedisError, Value};
 use crate::acquire::too_few_replicas;
 use crate::cluster::Retries;
 use crate::connection::Connection;
-use crate::error::is_noscript;
+use crate::error::{about, is_noscript};
 use crate::keys;
 use crate::node::Node;
 use crate::release::serve_queues;
@@ -19,7 +19,7 @@ use crate::slot_map::{ask_at, is_redirection};
 use crate::stored::{kind, mark, push_lease, push_rest};
 use crate::writer::{Use, Writer};
 
-const ACTION: &str = "renewing";
+const ACTION: &str = "renewing lock";
 
 /// How many exclusive holds one request renews. It blocks the server for about a millisecond.
 const BATCH: usize = 500;
@@ -45,7 +45,11 @@ fn is_exclusive(held: &HeldClaim) -> bool {
 fn unknown(store: &str, error: &Error) -> Renewal {
     match error {
         Error::Closed => Renewal::Unknown(Error::Closed),
-        _ => Renewal::Unknown(Error::unavailable(store, ACTION, error.to_string())),
+        _ => Renewal::Unknown(Error::unavailable(
+            store,
+            about(ACTION, None),
+            error.to_string(),
+        )),
     }
 }
 
@@ -58,7 +62,7 @@ pub(crate) async fn renew(servers: &Arc<Servers>, held: &[HeldClaim]) -> Vec<Ren
     }
     let renewed = renew_everywhere(servers, held).await;
     let renewed = renewed.into_iter().map(|renewal| {
-        let silent = || Error::unavailable(state.store(), ACTION, "no answer in time");
+        let silent = || Error::unavailable(state.store(), about(ACTION, None), "no answer in time");
         renewal.unwrap_or_else(|| Renewal::Unknown(silent()))
     });
     let renewed: Vec<Renewal> = renewed.collect();
@@ -354,7 +358,7 @@ async fn renew_one(servers: &Servers, held: &HeldClaim) -> Renewal {
                 if state.config.replicas > 0 && matches!(renewal, Renewal::Kept { .. }) {
                     // The next renewal waits for the replicas.
                     let cause = "its slot is being moved to another node";
-                    let error = Error::unavailable(state.store(), ACTION, cause);
+                    let error = Error::unavailable(state.store(), about(ACTION, Some(name)), cause);
                     return Renewal::Unknown(error);
                 }
                 return renewal;

@@ -258,9 +258,7 @@ impl Servers {
         connection: &Connection,
         error: RedisError,
     ) -> Error {
-        let error = self
-            .state
-            .failed("placing a claim", Some(&claim.name), error);
+        let error = self.state.failed("taking lock", Some(&claim.name), error);
         if error.is_retryable() {
             self.unanswered.note(claim, connection.generation);
         }

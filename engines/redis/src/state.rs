@@ -84,7 +84,7 @@ impl State {
         if !self.config.inspect_only {
             return Ok(());
         }
-        let why = "it was opened to look only; open it anew";
+        let why = "it was opened for inspection only; open it again without inspect_only";
         Err(Error::unsupported(self.store(), what, why))
     }
 

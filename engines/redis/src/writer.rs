@@ -62,7 +62,7 @@ impl Writers {
         let permit = Arc::clone(permits).acquire_owned();
         let timeout = state.config.response_timeout;
         let Ok(Ok(permit)) = tokio::time::timeout(timeout, permit).await else {
-            let cause = "too many others wait for replicas at once";
+            let cause = "all connections that wait for replicas (replicas=N) are in use; find out why replicas are slow";
             let action = "waiting for a connection";
             return Err(Error::unavailable(state.store(), action, cause));
         };

@@ -179,8 +179,8 @@ impl State {
         let why = || match file.config.inspect_only {
             true => Error::unsupported(
                 file,
-                "a change of locks",
-                "it was opened to look only; open it anew",
+                "taking, renewing or releasing a lock",
+                "it was opened for inspection only; open it again without inspect_only",
             ),
             false => file.replaced(),
         };

@@ -18,7 +18,7 @@ impl State {
         let action = match change {
             None => "reading the record",
             Some(_) if self.config.inspect_only => {
-                let why = "it was opened to look only; open it anew";
+                let why = "it was opened for inspection only; open it again without inspect_only";
                 return Err(Error::unsupported(
                     &self.config.store,
                     "changing the record",

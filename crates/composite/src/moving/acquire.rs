@@ -10,7 +10,6 @@ use tokio::time::timeout;
 use crate::known::Route;
 use crate::moving::entry::{Entry, Half, Waits, is_valid};
 use crate::moving::knowledge::Now;
-use crate::moving::release::leave_busy;
 use crate::moving::state::State;
 
 /// How often one call starts again because the phase changed, or a grant came too late.
@@ -20,21 +19,16 @@ const ROUNDS: u32 = 4;
 const LONGEST_HUSH: Duration = Duration::from_secs(5);
 
 /// The error or reason for a request that comes in the hush.
-const IN_THE_HUSH: &str = "the set is between two stores, and grants nothing until that step is over; if it was interrupted, repeat `fencelock migrate finish`, or go back with `fencelock migrate abort`";
+const IN_THE_HUSH: &str = "the set is between two stores, and grants nothing until the next step of its move; if the move was interrupted, run `fencelock migrate finish` again, or `fencelock migrate abort` to go back";
 
-pub(crate) async fn place(state: &Arc<State>, claim: &Claim) -> Result<Standing> {
+pub(crate) async fn place(state: &State, claim: &Claim) -> Result<Standing> {
     let entry = state.entry_of(claim);
     let acquiring = Acquiring {
         state,
         claim,
         entry: &entry,
     };
-    let standing = acquiring.run().await;
-    if matches!(standing, Ok(Standing::Busy)) {
-        // The client need not withdraw after this answer.
-        leave_busy(state, entry, claim).await;
-    }
-    standing
+    acquiring.run().await
 }
 
 struct Acquiring<'a> {
@@ -100,7 +94,7 @@ impl Acquiring<'_> {
     async fn take(&self, now: &Now, route: Route) -> Result<Option<Standing>> {
         let hush = route.counts.is_none();
         if hush && !self.claim.wait {
-            return self.outwait(now).await.map(|()| None);
+            return self.wait_for_hush_end(now).await.map(|()| None);
         }
         match self.place_at(route, route.first).await? {
             Standing::Held(_) => {}
@@ -149,7 +143,7 @@ impl Acquiring<'_> {
     }
 
     /// Waits for the hush to end. A claim that does not wait must not be told `Busy` when nobody holds the lock.
-    async fn outwait(&self, now: &Now) -> Result<()> {
+    async fn wait_for_hush_end(&self, now: &Now) -> Result<()> {
         let longest = (now.known.times.tight * 2).min(LONGEST_HUSH);
         let changed = self.state.knowledge.changed(now.known.version);
         let ended = timeout(longest, changed).await;

@@ -13,7 +13,7 @@ use fencelock_core::{Engine, Error, Inspect, LockName, Promises, Result};
 
 use crate::member::close_all;
 use crate::moving::acquire::place;
-use crate::moving::release::withdraw;
+use crate::moving::release::{leave_busy, withdraw};
 use crate::moving::renew::renew;
 use crate::moving::state::State;
 use crate::moving::wait::wait;
@@ -93,6 +93,10 @@ impl Engine for Moving {
         claim.check_floor(self, &self.promises)?;
         match place(&self.state, claim).await {
             Err(error) => Err(self.failed(claim, error).await),
+            Ok(Standing::Busy) => {
+                leave_busy(&self.state, claim).await;
+                Ok(Standing::Busy)
+            }
             standing => standing,
         }
     }

@@ -75,9 +75,12 @@ fn main_of(state: &State, entry: &Entry, left: &[(usize, Result<Withdrawn>)]) ->
         .or_else(|| stores().next())
 }
 
-/// Ends a claim that found the lock busy. Another store may still have something of it: a call was left without an answer there,
+/// Ends a claim that found the lock busy: its client need not withdraw it. Another store may still have something of it: a call was left without an answer there,
 /// and the store was away when it was to be left. It is then withdrawn from that store in the background.
-pub(crate) async fn leave_busy(state: &Arc<State>, entry: Arc<Entry>, claim: &Claim) {
+pub(crate) async fn leave_busy(state: &Arc<State>, claim: &Claim) {
+    let Some(entry) = state.entry(&claim.id) else {
+        return;
+    };
     for store in 0..entry.members() {
         let mut half = entry.half(store).lock().await;
         if half.asked {

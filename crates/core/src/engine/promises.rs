@@ -170,7 +170,8 @@ pub struct Promises {
     pub max_ttl: Duration,
     /// The shortest time for which the store keeps a grant that a waiter got and has not confirmed.
     pub claim_window: Duration,
-    /// The ways in which this store, as it was found, could grant a lock twice; empty if none is known.
+    /// What this store, as it was found, cannot promise; empty if nothing is known. [`Finding::purpose`] says what each one
+    /// endangers.
     pub limits: Vec<Finding>,
 }
 

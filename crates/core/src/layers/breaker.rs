@@ -106,7 +106,10 @@ impl Layer for Breaker {
     async fn place(&self, claim: &Claim) -> Result<Standing> {
         let call = match self.gate.enter(&claim.id) {
             Ok(call) => call,
-            Err(not_asked) => return Err(Error::unavailable(self, "not asked", not_asked)),
+            Err(not_sent) => {
+                let action = format!("taking lock {}", claim.name);
+                return Err(Error::unavailable(self, action, not_sent));
+            }
         };
         let result = self.engine.place(claim).await;
         end(call, &result);

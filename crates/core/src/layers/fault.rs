@@ -141,7 +141,7 @@ impl Fault {
         Error::unavailable(self, call, "no answer came (a fault that a test asked for)")
     }
 
-    async fn befall<T>(&self, call: &'static str, request: impl Future<Output = T>) -> Result<T> {
+    async fn inject<T>(&self, call: &'static str, request: impl Future<Output = T>) -> Result<T> {
         match self.handle.draw(call) {
             Trouble::None => Ok(request.await),
             Trouble::LoseRequest | Trouble::ArriveAfterError(_) => Err(self.no_answer(call)),
@@ -192,7 +192,7 @@ impl Layer for Fault {
                 let _ = engine.place(&claim).await;
             });
         }
-        self.befall("place", self.engine.place(claim)).await?
+        self.inject("place", self.engine.place(claim)).await?
     }
 
     async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
@@ -203,7 +203,7 @@ impl Layer for Fault {
                 let _ = engine.renew(&held).await;
             });
         }
-        match self.befall("renew", self.engine.renew(held)).await {
+        match self.inject("renew", self.engine.renew(held)).await {
             Ok(renewals) => renewals,
             Err(_) => {
                 let unknown = |_| Renewal::Unknown(self.no_answer("renew"));
@@ -220,7 +220,7 @@ impl Layer for Fault {
                 let _ = engine.withdraw(&claim, how).await;
             });
         }
-        self.befall("withdraw", self.engine.withdraw(claim, how))
+        self.inject("withdraw", self.engine.withdraw(claim, how))
             .await?
     }
 }

@@ -94,14 +94,14 @@ impl fmt::Display for NotAsked {
         match self {
             Self::Away(Away { silent, again }) => {
                 let silent = in_words(*silent);
-                write!(f, "it has not answered since {silent}; ")?;
+                write!(f, "not sent, because it has not answered for {silent}; ")?;
                 match again.is_zero() {
                     true => f.write_str("another request asks it now"),
-                    false => write!(f, "asked again in {}", in_words(*again)),
+                    false => write!(f, "next attempt in {}", in_words(*again)),
                 }
             }
             Self::Budget => f.write_str(
-                "more than a tenth of the requests repeat one without an answer; asked again later",
+                "not sent, because more than a tenth of the requests repeat one without an answer; next attempt later",
             ),
         }
     }

@@ -21,7 +21,7 @@ pub(crate) async fn downgrade(share: Share) -> Result<Share> {
     let slot = state.owners.slot(&hold.claim.owner, name);
     let _entrance = slot.lock().await;
     if !hold.has_one_guard() {
-        let why = "its owner has entered it more than once; leave first";
+        let why = "its owner has several guards of it; release the others first";
         return Err(Error::invalid("downgrade of", name.as_str(), why));
     }
     if hold.has_at_least() {

@@ -80,7 +80,8 @@ impl State {
         if !self.settings.inspect_only {
             return Ok(());
         }
-        let why = "this client was opened to look only; open another one without inspect_only";
+        let why =
+            "this client was opened for inspection only; open another one without inspect_only";
         Err(Error::unsupported(&self.engine, what, why))
     }
 

@@ -68,7 +68,7 @@ pub enum Error {
     },
 
     /// Another holds the lock, and the call must not wait.
-    #[error("lock {name} is held by another")]
+    #[error("lock {name} is held by another client")]
     #[non_exhaustive]
     Held {
         /// The lock.
@@ -76,7 +76,7 @@ pub enum Error {
     },
 
     /// The time to wait is over, and another still holds the lock.
-    #[error("lock {name} is still held by another after {}", in_words(*waited))]
+    #[error("lock {name} is still held by another client after {}", in_words(*waited))]
     #[non_exhaustive]
     TimedOut {
         /// The lock.

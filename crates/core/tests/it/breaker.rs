@@ -104,7 +104,9 @@ async fn it_opens_after_five_failures_in_a_row_and_fails_without_asking() {
     assert!(error.is_away());
     assert_eq!(setup.placed(), asked + 5);
     let text = error.to_string();
-    let parts = ["store memory:: not asked: it has not answered since 100ms; asked again in "];
+    let parts = [
+        "store memory:: taking lock x: not sent, because it has not answered for 100ms; next attempt in ",
+    ];
     assert!(parts.iter().all(|part| text.contains(part)), "{text}");
 }
 
@@ -169,7 +171,7 @@ async fn it_opens_after_two_seconds_without_an_answer() {
     assert!(!second.is_finished());
     tokio::time::advance(ms(200)).await;
     let error = setup.breaker.place(&setup.claim("c")).await.unwrap_err();
-    assert!(error.to_string().contains("since 2.1s"), "{error}");
+    assert!(error.to_string().contains("for 2.1s"), "{error}");
     // A late answer closes the breaker.
     setup.faults.open(2);
     first.await.unwrap().unwrap();
@@ -256,7 +258,7 @@ async fn a_claim_that_was_not_sent_is_not_withdrawn() {
     let client = setup.client();
     for _ in 0..100 {
         let error = client.try_lock("x").await.unwrap_err();
-        assert!(error.to_string().contains("not asked"), "{error}");
+        assert!(error.to_string().contains("not sent"), "{error}");
     }
     tokio::time::sleep(ms(1)).await;
     settle().await;
@@ -324,11 +326,14 @@ async fn retries_are_limited_to_one_per_second_and_a_tenth_of_the_successes() {
         }
     };
     let claim = setup.claim("x");
-    assert!(!lose(&claim).await.contains("not asked"));
+    assert!(!lose(&claim).await.contains("not sent"));
     // One retry per second is allowed.
-    assert!(!lose(&claim).await.contains("not asked"));
+    assert!(!lose(&claim).await.contains("not sent"));
     let error = setup.breaker.place(&claim).await.unwrap_err().to_string();
-    assert!(error.contains("not asked: more than a tenth"), "{error}");
+    assert!(
+        error.contains("not sent, because more than a tenth"),
+        "{error}"
+    );
     // This retry is sent, since it comes after the longest pause of a request.
     setup.breaker.place(&claim).await.unwrap();
     // A tenth: 100 calls succeed here, and two retries were counted.

@@ -9,10 +9,10 @@ use super::batcher::Replies;
 use super::connection::Connection;
 use super::node::Node;
 use super::round::Tally;
-use crate::error::explain;
+use crate::error::{about, explain};
 use crate::reply::unexpected_all;
 
-const ACTION: &str = "placing a claim";
+pub(crate) const ACTION: &str = "taking lock";
 
 #[derive(Debug)]
 pub(crate) enum Vote {
@@ -182,7 +182,11 @@ impl Voter<'_> {
     }
 
     fn void(&self, why: &str) -> Vote {
-        Vote::Failed(Error::unavailable(&self.node.name, ACTION, why))
+        Vote::Failed(Error::unavailable(
+            &self.node.name,
+            about(ACTION, None),
+            why,
+        ))
     }
 }
 

@@ -134,7 +134,11 @@ fn clients(url: &mut StoreUrl, addresses: &[Address], database: i64) -> Result<V
     let encrypted = match url.scheme.as_str() {
         "redlock" => false,
         "redlocks" => true,
-        other => return Err(url.refuse(format!("{other}: is not a scheme of this engine"))),
+        other => {
+            return Err(url.refuse(format!(
+                "the scheme {other} is not one of Redlock; write redlock://HOST1,HOST2,HOST3"
+            )));
+        }
     };
     let (hosts, tls) = (url.take_hosts()?, TlsFiles::take(url));
     let clients = hosts.into_iter().zip(addresses).map(|(host, address)| {

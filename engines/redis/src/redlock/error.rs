@@ -1,5 +1,6 @@
 //! The errors when too few nodes take part.
 
+use crate::redlock::ballot::ACTION;
 use fencelock_core::{Clock, Error};
 
 use super::node::{Node, NotVoting};
@@ -25,7 +26,7 @@ impl State {
         let now = Clock::Boot.now();
         let takes_part = |node: &Node| {
             answered.contains(&node.index)
-                || action == "placing a claim" && node.voter(now).is_some()
+                || action.starts_with(ACTION) && node.voter(now).is_some()
                 || action == "connecting" && node.connection().is_some()
         };
         let mut texts = Vec::new();

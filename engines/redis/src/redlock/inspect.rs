@@ -13,13 +13,13 @@ use redis::{Cmd, Value};
 
 use super::diagnose::findings;
 use super::state::State;
-use crate::error::{explain, unreadable};
+use crate::error::{about, explain, unreadable};
 use crate::keys::queue_key;
 use crate::reply::{text, unexpected};
 use crate::scan::{held, scan, scanned};
 use crate::stored::{Stored, foreign_view, mark, waiter_view};
 
-const ACTION: &str = "looking at a lock";
+const ACTION: &str = "looking at lock";
 
 /// The least time for which to look again while the replies do not decide.
 const LOOKING: Duration = Duration::from_millis(500);
@@ -100,7 +100,7 @@ async fn see(state: &State, name: &LockName) -> Result<Vec<Seen>> {
         }
     }
     if seen.len() < state.config.quorum {
-        return Err(state.too_few_besides(ACTION, failed, &nodes(&seen)));
+        return Err(state.too_few_besides(&about(ACTION, Some(name)), failed, &nodes(&seen)));
     }
     Ok(seen)
 }

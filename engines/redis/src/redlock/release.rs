@@ -1,5 +1,6 @@
 //! Withdrawing a claim everywhere.
 
+use crate::error::about;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use super::state::State;
 use super::withdrawal::{withdraw_at, withdrawal};
 use crate::stored::millis;
 
-const ACTION: &str = "withdrawing a claim";
+const ACTION: &str = "releasing lock";
 
 /// The least time that a withdrawal waits for its quorum. Unlike a grant, a late withdrawal is as good as an early one.
 const TIMEOUT: Duration = Duration::from_millis(500);
@@ -70,7 +71,7 @@ async fn everywhere(state: &State, claim: &Claim, how: &[u8]) -> Result<Withdraw
         let failed = failed
             .into_iter()
             .map(|(node, error)| (node, state.nodes[node].failed(ACTION, error)));
-        return Err(state.too_few(ACTION, failed.collect()));
+        return Err(state.too_few(&about(ACTION, Some(&claim.name)), failed.collect()));
     }
     Ok(if codes[1] >= quorum {
         Withdrawn::Released

@@ -1,5 +1,6 @@
 //! Renewals: many holds in one request to each node.
 
+use crate::error::about;
 use std::sync::Arc;
 
 use fencelock_core::engine::{Claim, Grant, HeldClaim, Renewal};
@@ -86,7 +87,9 @@ async fn renew_batch(state: &State, held: &[HeldClaim]) -> Vec<Renewal> {
     let all = renewals.tallies.iter().zip(held);
     all.map(|(tally, held)| {
         if !renewals.is_decided(tally) {
-            return Renewal::Unknown(state.too_few("renewing", Vec::new()));
+            return Renewal::Unknown(
+                state.too_few(&about("renewing lock", Some(&held.claim.name)), Vec::new()),
+            );
         }
         if tally.kept < renewals.quorum {
             return Renewal::Lost;

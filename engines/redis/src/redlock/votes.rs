@@ -7,6 +7,8 @@
 //! of marks is the grant. So each node votes for each token at most once. And an attempt that begins after a grant of m meets a
 //! node whose counter is at least m.
 
+use crate::error::about;
+use crate::redlock::ballot::ACTION;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -86,7 +88,7 @@ pub(crate) async fn attempt(state: &Arc<State>, claim: &Claim, manner: Manner) -
         .filter_map(|node| Some((Arc::clone(node), node.voter(asked_at)?)))
         .collect();
     if voters.len() < state.config.quorum {
-        return Outcome::Failed(state.too_few("placing a claim", Vec::new()));
+        return Outcome::Failed(state.too_few(&about(ACTION, Some(&claim.name)), Vec::new()));
     }
     let attempt = Attempt {
         state,
@@ -127,7 +129,8 @@ impl Attempt<'_> {
             undo(self.state, undone, self.claim, self.number).await;
         }
         if ballot.yes.len() + ballot.taken.len() < quorum {
-            return Outcome::Failed(self.state.too_few("placing a claim", ballot.failed));
+            let action = about(ACTION, Some(&self.claim.name));
+            return Outcome::Failed(self.state.too_few(&action, ballot.failed));
         }
         if ballot.taken.len() >= quorum || ballot.yes.is_empty() {
             return Outcome::Taken(ballot.left);

@@ -151,7 +151,7 @@ impl<D: Dialect> State<D> {
     ) -> Result<Standing> {
         let id = self.session_id(&hold.conn);
         let ended = || {
-            let why = "the connection ended as it got the lock";
+            let why = "the connection ended as it got the lock; ask again";
             let action = format!("take lock {}", claim.name);
             Error::unavailable(&*self.dialect, action, why)
         };
