@@ -75,8 +75,8 @@ fn main_of(state: &State, entry: &Entry, left: &[(usize, Result<Withdrawn>)]) ->
         .or_else(|| stores().next())
 }
 
-/// Ends a claim that found the lock busy: its client need not withdraw it. Another store may still have something of it: a call was left without an answer there,
-/// and the store was away when it was to be left. It is then withdrawn from that store in the background.
+/// Ends a claim that found the lock busy: its client need not withdraw it. Another store may still have something of it, if a
+/// call had no answer there and the store was away when it was to be left. The claim is then withdrawn from it in the background.
 pub(crate) async fn leave_busy(state: &Arc<State>, claim: &Claim) {
     let Some(entry) = state.entry(&claim.id) else {
         return;

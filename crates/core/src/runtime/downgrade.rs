@@ -77,9 +77,7 @@ async fn confirm(share: &Share) -> Result<()> {
         if !error.is_retryable() {
             return Err(error);
         }
-        tracing::debug!(name = %hold.claim.name, %error, "a downgrade failed; trying again");
-        let again = state.clock.now() + PAUSE;
-        state.clock.sleep_until(again.min(hold.valid_until())).await;
+        pause_after(&error, share).await;
     }
     state.lose(hold, LossReason::Expired);
     Err(hold.lost_error())
@@ -88,7 +86,6 @@ async fn confirm(share: &Share) -> Result<()> {
 /// Places the claim in shared mode, again and again while the validity lasts.
 async fn place_shared(share: &Share) -> Result<Grant> {
     let (state, hold) = (&share.state, &share.hold);
-    let name = &hold.claim.name;
     let claim = hold
         .claim
         .clone()
@@ -109,12 +106,16 @@ async fn place_shared(share: &Share) -> Result<Grant> {
                 state.lose(hold, LossReason::Expired);
                 return Err(hold.lost_error());
             }
-            Err(error) if error.is_retryable() => {
-                tracing::debug!(%name, %error, "a downgrade failed; trying again");
-                let again = state.clock.now() + PAUSE;
-                state.clock.sleep_until(again.min(hold.valid_until())).await;
-            }
+            Err(error) if error.is_retryable() => pause_after(&error, share).await,
             Err(error) => return Err(error),
         }
     }
+}
+
+/// Pauses before the next attempt, but no longer than the validity lasts.
+async fn pause_after(error: &Error, share: &Share) {
+    let (clock, hold) = (share.state.clock, &share.hold);
+    tracing::debug!(name = %hold.claim.name, %error, "a downgrade failed; trying again");
+    let again = clock.now() + PAUSE;
+    clock.sleep_until(again.min(hold.valid_until())).await;
 }
