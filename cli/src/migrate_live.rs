@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use fencelock::composite::{How, Migration, Prepare, Status, Stepped};
+use fencelock::composite::{How, Migration, Phase, Prepare, Status, Stepped};
 use fencelock::{MigrateSet, ShardSet, StoreUrl, in_words, shard_urls};
 use serde_json::{Value, json};
 
@@ -150,6 +150,8 @@ async fn finish(args: &MigrateFinish, wanted: Wanted) -> Outcome {
     let url = wanted.clone().resolve()?.url;
     let migration = migration(wanted)?;
     let Some(typed) = &args.old_is_destroyed else {
+        let mut how = how;
+        how.to = args.to.and_then(Phase::from_number);
         return end(migration.finish(&how).await?);
     };
     let set = StoreUrl::parse(&url)?.take("set");

@@ -16,6 +16,10 @@ pub(crate) fn store_here(engine: &dyn Engine) -> String {
     match engine.promises().engine {
         "memory" => format!("{identity} ({})", here(&this_process())),
         "sqlite" => format!("{identity} ({})", here(&file_of(&name))),
+        // Files among its stores.
+        "shards" | "migrate" if identity.contains("=sqlite:") => {
+            format!("{identity} ({})", here(""))
+        }
         _ => identity,
     }
 }

@@ -144,6 +144,11 @@ pub(crate) struct MigrateFinish {
     #[command(flatten)]
     pub(crate) go: MigrateGo,
 
+    /// End in this phase: 3, both stores with the new one counting, or 4, the new store alone. Without it, each call ends in
+    /// the next one of them
+    #[arg(long, value_name = "PHASE", value_parser = clap::value_parser!(u32).range(3..=4), conflicts_with = "old_is_destroyed")]
+    pub(crate) to: Option<u32>,
+
     /// The old store is gone for good, and the set has this name: leave it without asking it
     #[arg(long, value_name = "SET")]
     pub(crate) old_is_destroyed: Option<String>,

@@ -13,7 +13,7 @@ use fencelock_core::{ClaimId, Clock, Engine, Error, Inspect, LockName, Promises,
 use futures_util::future::join_all;
 
 use crate::map::Map;
-use crate::member::{Common, Member, close_all};
+use crate::member::{Common, Member, close_all, identity_of};
 
 /// Several stores as one: each name lies on one of them.
 ///
@@ -177,6 +177,10 @@ impl Engine for Routed {
         for engine in self.members.iter().filter_map(Member::opened) {
             engine.forget(claim);
         }
+    }
+
+    fn identity(&self) -> String {
+        identity_of(&self.common, &self.members)
     }
 
     fn lane(&self, name: &LockName) -> u32 {

@@ -225,6 +225,15 @@ impl fmt::Display for Member {
     }
 }
 
+/// What distinguishes a set from others: its name, and the store of each id.
+pub(crate) fn identity_of(common: &Common, members: &[Member]) -> String {
+    let stores = members
+        .iter()
+        .map(|member| format!("{}={}", member.id, member.store));
+    let stores: Vec<_> = stores.collect();
+    format!("{}:{}[{}]", common.scheme, common.set, stores.join(", "))
+}
+
 /// Closes the stores that are open.
 pub(crate) async fn close_all(members: &[Member]) -> Result<()> {
     let opened = members.iter().filter_map(|member| {

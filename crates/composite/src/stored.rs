@@ -280,7 +280,7 @@ impl Stored {
 
     /// # Errors
     /// Why a program may not use this store as this shard of a set whose map does not change. While shards are added or
-    /// removed, it may do so only before the change has begun and after its end.
+    /// removed, it may do so only before the change has begun (the old set) and after its end (the new set).
     pub(crate) fn check(&self, set: &str, shard: &str, map: &Map) -> Result<(), String> {
         let Some(Maps { old, new, sets }) = self.maps() else {
             return self.check_fixed(set, shard, map);
@@ -292,7 +292,12 @@ impl Stored {
             ));
         };
         if !sets.iter().any(|of| of == set) {
-            return self.check_shard(set, shard);
+            // The set that makes the change has no map of its own.
+            self.check_shard(set, shard)?;
+            return Err(format!(
+                "the set {set:?} changes the shards of the set {:?}; open it as migrate:?…",
+                sets[0]
+            ));
         }
         self.check_shard(&self.set, shard)?;
         let alone = match self.phase() {

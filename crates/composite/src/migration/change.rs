@@ -47,6 +47,8 @@ pub struct How<'a> {
     /// Whether a store without a record is taken for a store of the set that has lost it, and gets the record again. Otherwise
     /// the store is refused, because it may be a different one.
     pub record_lost: bool,
+    /// The phase at which [`Migration::finish`] ends. If it is not set, each call ends at the next phase that can last.
+    pub to: Option<Phase>,
     /// Called with what happens, as sentences for people.
     pub tell: &'a (dyn Fn(&str) + Send + Sync),
 }
@@ -61,6 +63,7 @@ impl<'a> How<'a> {
             quiet: Duration::ZERO,
             despite_findings: false,
             record_lost: false,
+            to: None,
             tell: &|_| {},
         }
     }
@@ -90,6 +93,13 @@ impl<'a> How<'a> {
     #[must_use]
     pub fn record_lost(mut self, lost: bool) -> Self {
         self.record_lost = lost;
+        self
+    }
+
+    /// Sets [`to`](Self#structfield.to).
+    #[must_use]
+    pub fn to(mut self, phase: Phase) -> Self {
+        self.to = Some(phase);
         self
     }
 

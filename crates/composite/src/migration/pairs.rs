@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use fencelock_core::engine::HolderView;
 use fencelock_core::{ClaimId, Engine, LockName, Result};
 
 use crate::maps::Maps;
@@ -12,6 +13,12 @@ use crate::migration::floor::PROBE;
 /// For how long a normal hold may seem to be in one store alone: its client is about to take the second store, or this process
 /// listed one store before the other.
 const SHORTLY: Duration = Duration::from_secs(3);
+
+/// For how long a normal hold is hardly ever in one store alone.
+const A_MOMENT: Duration = Duration::from_millis(200);
+
+/// How many holders are looked at after [`A_MOMENT`].
+const LOOKS: usize = 20;
 
 /// The pause between two listings.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -26,12 +33,34 @@ pub struct Unpaired {
     pub owner: String,
 }
 
-/// The holds of names that move, from one listing of all stores. The first store of a name is the one that counts.
+/// A holder in one store alone. Each hold of a program is another one, if it has a claim.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Alone {
+    side: Side,
+    of: Unpaired,
+    claim: Option<ClaimId>,
+}
+
+/// The holds of names that move, from one listing of all stores.
 #[derive(Debug, Default)]
 pub(crate) struct Held {
-    pub(crate) only_first: Vec<Unpaired>,
-    pub(crate) only_second: usize,
-    pub(crate) both: usize,
+    alone: Vec<Alone>,
+    both: usize,
+}
+
+impl Held {
+    /// How many are in the old store only, in the new one only, and in both.
+    pub(crate) fn counts(&self) -> (usize, usize, usize) {
+        let old = self.alone.iter().filter(|alone| alone.side == Side::Old);
+        let old = old.count();
+        (old, self.alone.len() - old, self.both)
+    }
+
+    fn add(&mut self, side: Side, name: &LockName, claim: Option<ClaimId>, owner: String) {
+        let name = name.clone();
+        let of = Unpaired { name, owner };
+        self.alone.push(Alone { side, of, claim });
+    }
 }
 
 type Holders = BTreeMap<LockName, Vec<(Option<ClaimId>, String)>>;
@@ -57,23 +86,30 @@ async fn holders(engine: &dyn Engine) -> Result<Holders> {
     }
 }
 
-/// One listing of all stores. With `new`, the new store of a name counts as its first one.
-pub(crate) async fn list(opened: &Opened, maps: &Maps, new: bool) -> Result<Held> {
-    let (mut first, mut second) = (Holders::new(), Holders::new());
+/// One of the two stores of a name that moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Side {
+    Old,
+    New,
+}
+
+/// One listing of all stores.
+pub(crate) async fn list(opened: &Opened, maps: &Maps) -> Result<Held> {
+    let (mut old, mut new) = (Holders::new(), Holders::new());
     for (id, engine) in opened.ids.iter().zip(&opened.engines) {
         for (name, of) in holders(&**engine).await? {
-            let [before, after] = maps.owners(name.as_str());
-            let of_first = if new { after } else { before } == id;
-            if before == after || ![before, after].contains(&id.as_str()) {
-                continue;
-            }
-            let listed = if of_first { &mut first } else { &mut second };
+            let listed = match maps.owners(name.as_str()) {
+                [before, after] if before == after => continue,
+                [before, _] if before == id => &mut old,
+                [_, after] if after == id => &mut new,
+                _ => continue,
+            };
             listed.insert(name, of);
         }
     }
     let mut held = Held::default();
-    for (name, holders) in first {
-        let mut there = second.remove(&name).unwrap_or_default();
+    for (name, holders) in old {
+        let there = new.entry(name.clone()).or_default();
         for (claim, owner) in holders {
             let pair = there
                 .iter()
@@ -83,15 +119,15 @@ pub(crate) async fn list(opened: &Opened, maps: &Maps, new: bool) -> Result<Held
                     there.swap_remove(at);
                     held.both += 1;
                 }
-                None => held.only_first.push(Unpaired {
-                    name: name.clone(),
-                    owner,
-                }),
+                None => held.add(Side::Old, &name, claim, owner),
             }
         }
-        held.only_second += there.len();
     }
-    held.only_second += second.values().map(Vec::len).sum::<usize>();
+    for (name, holders) in new {
+        for (claim, owner) in holders {
+            held.add(Side::New, &name, claim, owner);
+        }
+    }
     Ok(held)
 }
 
@@ -100,47 +136,90 @@ pub(crate) async fn list(opened: &Opened, maps: &Maps, new: bool) -> Result<Held
 pub(crate) struct Seen {
     /// The last listing.
     pub(crate) held: Held,
-    /// Holders that have been in one store alone for longer than [`SHORTLY`], as far as the listings show.
+    /// Holders that have been in one store alone for longer than a normal hold, as far as the listings show.
     pub(crate) lingering: Vec<Unpaired>,
 }
 
-/// Lists until no holder has been in the first store alone for longer than [`SHORTLY`], and none was for `quiet`; or until
-/// `patience` is over. Returns the last listing and those that remain.
+/// Lists until no holder has been in a store of these sides alone for longer than [`SHORTLY`], and none was for `quiet`; or
+/// until `patience` is over. Returns the last listing and those that remain.
+///
+/// During `quiet` a hold counts that is in one store alone for longer than [`A_MOMENT`]: a program that was not switched may
+/// hold its lock only shortly.
 pub(crate) async fn lingering(
     opened: &Opened,
     maps: &Maps,
-    new: bool,
+    sides: &[Side],
     quiet: Duration,
     patience: Duration,
 ) -> Result<Seen> {
     let begun = Instant::now();
-    let mut seen: BTreeMap<Unpaired, Instant> = BTreeMap::new();
+    let mut seen: BTreeMap<Alone, Instant> = BTreeMap::new();
     let mut clean_since = begun;
     loop {
         let now = Instant::now();
-        let held = list(opened, maps, new).await?;
-        let found: BTreeSet<_> = held.only_first.iter().cloned().collect();
-        seen.retain(|unpaired, _| found.contains(unpaired));
-        for unpaired in found {
-            seen.entry(unpaired).or_insert(now);
-        }
-        let (old, young): (Vec<_>, Vec<_>) = seen
+        let held = list(opened, maps).await?;
+        let found = held
+            .alone
             .iter()
-            .partition(|(_, since)| now.duration_since(**since) >= SHORTLY);
-        if !old.is_empty() {
+            .filter(|alone| sides.contains(&alone.side));
+        let found: BTreeSet<_> = found.cloned().collect();
+        seen.retain(|alone, _| found.contains(alone));
+        let mut new = found;
+        new.retain(|alone| !seen.contains_key(alone));
+        let mut lingering = match quiet.is_zero() {
+            true => Vec::new(),
+            false => stay_alone(opened, maps, &new).await?,
+        };
+        let mut decided = true;
+        seen.extend(new.into_iter().map(|alone| (alone, now)));
+        for (alone, since) in &seen {
+            match now.duration_since(*since) >= SHORTLY {
+                true => lingering.push(alone.of.clone()),
+                false => decided = false,
+            }
+        }
+        if !lingering.is_empty() {
             clean_since = now;
         }
         // Those who were there at the beginning must be watched for [`SHORTLY`].
-        let decided = young.is_empty() || begun.elapsed() >= SHORTLY;
-        if old.is_empty() && decided && clean_since.elapsed() >= quiet {
-            let lingering = Vec::new();
-            return Ok(Seen { held, lingering });
-        }
-        if !old.is_empty() && begun.elapsed() >= patience.max(SHORTLY) {
-            let lingering = old.into_iter().map(|(unpaired, _)| unpaired.clone());
-            let lingering = lingering.collect();
+        let decided = decided || begun.elapsed() >= SHORTLY;
+        let is_clean = lingering.is_empty() && decided && clean_since.elapsed() >= quiet;
+        let is_over = !lingering.is_empty() && begun.elapsed() >= patience.max(SHORTLY);
+        if is_clean || is_over {
             return Ok(Seen { held, lingering });
         }
         tokio::time::sleep(PAUSE).await;
     }
+}
+
+/// Which of these holders are in one store alone a moment later, too. It looks at the first few only: one is enough.
+async fn stay_alone(
+    opened: &Opened,
+    maps: &Maps,
+    found: &BTreeSet<Alone>,
+) -> Result<Vec<Unpaired>> {
+    if found.is_empty() {
+        return Ok(Vec::new());
+    }
+    tokio::time::sleep(A_MOMENT).await;
+    let mut stay = Vec::new();
+    for Alone { side, of, claim } in found.iter().take(LOOKS) {
+        let [old, new] = maps.owners(of.name.as_str());
+        let (own, other) = match side {
+            Side::Old => (old, new),
+            Side::New => (new, old),
+        };
+        let holds = async |id: &str| -> Result<bool> {
+            let view = opened.at(id)?.inspect().look(&of.name).await?;
+            let same = |holder: &HolderView| match claim {
+                Some(claim) => holder.claim == Some(*claim),
+                None => holder.owner == of.owner,
+            };
+            Ok(view.holders.iter().any(same))
+        };
+        if holds(own).await? && !holds(other).await? {
+            stay.push(of.clone());
+        }
+    }
+    Ok(stay)
 }

@@ -68,6 +68,18 @@ impl Records<'_> {
         join_all((0..self.engines.len()).map(|at| self.read(at))).await
     }
 
+    /// Whether all stores have one record already.
+    pub(crate) async fn is_settled(&self) -> Result<bool> {
+        let reads = self.read_all().await.into_iter();
+        let reads = reads.collect::<Result<Vec<_>>>()?;
+        let mut versions = reads.iter().map(|read| {
+            let stored = read.stored.as_ref();
+            stored.map(|stored| stored.version)
+        });
+        let first = versions.next();
+        Ok(versions.all(|version| Some(version) == first))
+    }
+
     /// Brings all stores to one record: the arbiter's, unless it is lost or older than another. Every step begins with this, so
     /// a step that was interrupted between two stores is completed first.
     pub(crate) async fn settle(&self) -> Result<Settled> {

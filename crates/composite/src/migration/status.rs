@@ -6,7 +6,7 @@ use fencelock_core::{ConfigPart, Error, Result};
 use futures_util::future::join_all;
 
 use crate::migration::change::{Migration, Opened};
-use crate::migration::pairs::{Held, Unpaired, lingering, list};
+use crate::migration::pairs::{Side, Unpaired, lingering};
 use crate::phase::Phase;
 use crate::stored::Stored;
 
@@ -140,25 +140,17 @@ impl Migration {
         if opened.engines.len() < opened.ids.len() {
             return Ok(status);
         }
+        // Those in the new store alone would lose their holds on the way back. Those in the old store alone would do so in the
+        // hush, and after the move they would exclude nobody.
+        let sides: &[Side] = match status.phase {
+            Phase::BothOld => &[Side::Old],
+            Phase::BothNew => &[Side::Old, Side::New],
+            Phase::Old | Phase::Hush | Phase::New => &[],
+        };
         // The counts and the names come from one listing.
-        let counts = |held: &Held| (held.only_first.len(), held.only_second, held.both);
-        let zero = Duration::ZERO;
-        status.held = Some(match status.phase {
-            Phase::BothOld => {
-                let seen = lingering(opened, &self.maps, false, zero, zero).await?;
-                status.unpaired = seen.lingering;
-                counts(&seen.held)
-            }
-            Phase::BothNew => {
-                let seen = lingering(opened, &self.maps, true, zero, zero).await?;
-                status.unpaired = seen.lingering;
-                let (only_new, only_old, both) = counts(&seen.held);
-                (only_old, only_new, both)
-            }
-            Phase::Old | Phase::Hush | Phase::New => {
-                counts(&list(opened, &self.maps, false).await?)
-            }
-        });
+        let seen = lingering(opened, &self.maps, sides, Duration::ZERO, Duration::ZERO).await?;
+        status.held = Some(seen.held.counts());
+        status.unpaired = seen.lingering;
         Ok(status)
     }
 }

@@ -7,7 +7,7 @@ use fencelock_core::{BootInstant, Clock, ConfigPart, Engine, Error, Purpose, Res
 
 use crate::migration::change::{How, Migration, Opened, Stepped, close};
 use crate::migration::floor;
-use crate::migration::pairs::lingering;
+use crate::migration::pairs::{Side, lingering};
 use crate::migration::records::{AFTER_LOSS, Records, Settled};
 use crate::phase::Phase;
 use crate::stored::Stored;
@@ -35,9 +35,20 @@ impl Migration {
 
     /// From there through the hush to both stores, with the new one counting. Called again, to the new store alone.
     ///
+    /// With [`How::to`] it goes to that phase and no further. So a script that repeats it after an error does not leave the old
+    /// store too early.
+    ///
     /// # Errors
-    /// The errors of the stores, which all must answer.
+    /// The errors of the stores, which all must answer. [`Error::Invalid`] if `to` is neither [`Phase::BothNew`] nor
+    /// [`Phase::New`].
     pub async fn finish(&self, how: &How<'_>) -> Result<Stepped> {
+        if let Some(to) = how
+            .to
+            .filter(|to| ![Phase::BothNew, Phase::New].contains(to))
+        {
+            let why = "`finish` ends in phase 3 or 4";
+            return Err(Error::invalid("phase", to.to_string(), why));
+        }
         let opened = self.open().await?;
         let stepped = self.finish_opened(&opened, how).await;
         opened.close().await;
@@ -45,19 +56,19 @@ impl Migration {
     }
 
     async fn finish_opened(&self, opened: &Opened, how: &How<'_>) -> Result<Stepped> {
-        let phase = self
-            .records(opened, how.record_lost)
-            .settle()
-            .await?
-            .stored
-            .phase();
-        let target = match phase {
-            Phase::Old => {
+        let records = self.records(opened, how.record_lost);
+        // An earlier call may have failed before all stores knew the phase. This one completes that step and stops there.
+        let completes = !records.is_settled().await?;
+        let target = match (records.settle().await?.stored.phase(), how.to) {
+            (Phase::Old, _) => {
                 let why = "it has not begun; begin with `fencelock migrate begin`";
                 return Ok(Stepped::NotYet(why.to_owned()));
             }
-            Phase::BothOld | Phase::Hush => Phase::BothNew,
-            Phase::BothNew | Phase::New => Phase::New,
+            (phase, Some(to)) if phase > to => return Ok(Stepped::Done(phase)),
+            (_, Some(to)) => to,
+            (Phase::BothOld | Phase::Hush, None) => Phase::BothNew,
+            (Phase::BothNew, None) if completes => Phase::BothNew,
+            (Phase::BothNew | Phase::New, None) => Phase::New,
         };
         self.walk(opened, how, target, |_| None).await
     }
@@ -124,9 +135,14 @@ impl Migration {
             Ok(stored)
         });
         let stored = stored.map_err(|why| Error::config(store, ConfigPart::Record, why))?;
-        match stored.phase() {
-            Phase::New => return Ok(Stepped::Done(Phase::New)),
-            Phase::BothNew => {}
+        let pause = match stored.phase() {
+            // Some programs may know a later version that only the old store had, of a step back. They share the new store with
+            // all others. The next version makes them follow.
+            Phase::New => Duration::ZERO,
+            Phase::BothNew => {
+                let times = times_of(&stored)?;
+                times.pace + times.lock_delay
+            }
             phase => {
                 let why = format!(
                     "the set is in phase {phase}, so nobody knows which tokens the old store gave; use new names for the locks, or let the fences begin anew"
@@ -137,11 +153,8 @@ impl Migration {
                     why,
                 ));
             }
-        }
-        let times = times_of(&stored)?;
-        let seen = Clock::Boot.now();
-        self.wait(how, Phase::New, seen, times.pace + times.lock_delay)
-            .await;
+        };
+        self.wait(how, Phase::New, Clock::Boot.now(), pause).await;
         let mut next = stored.next(Phase::New);
         next.version = stored.version + AFTER_LOSS;
         next.sign(how.by);
@@ -215,8 +228,8 @@ impl Migration {
             pause_before(phase, to, times_of(&from.stored)?),
         )
         .await;
-        if to == Phase::Hush
-            && let Some(why) = self.unpaired(opened, how, phase).await?
+        if let Some(counts) = must_be_paired(phase, to)
+            && let Some(why) = self.unpaired(opened, how, counts).await?
         {
             return Ok(Err(why));
         }
@@ -310,16 +323,16 @@ impl Migration {
         }
     }
 
-    /// Holders that would lose their holds in the hush, because they are in one store alone: programs that were not switched,
-    /// or holds that are not completed yet.
+    /// Holders in this store alone, which do not exclude those of the next phase, or would lose their holds: programs that were
+    /// not switched, or holds that are not completed yet.
     async fn unpaired(
         &self,
         opened: &Opened,
         how: &How<'_>,
-        from: Phase,
+        alone: Side,
     ) -> Result<Option<String>> {
-        let new = from == Phase::BothNew;
-        let seen = lingering(opened, &self.maps, new, how.quiet, how.patience).await?;
+        let new = alone == Side::New;
+        let seen = lingering(opened, &self.maps, &[alone], how.quiet, how.patience).await?;
         let found = seen.lingering;
         if found.is_empty() {
             return Ok(None);
@@ -353,6 +366,16 @@ fn pause_before(from: Phase, to: Phase, times: Times) -> Duration {
             times.pace + times.lock_delay
         }
         Phase::BothOld | Phase::BothNew => times.tight,
+    }
+}
+
+/// In which store nobody may hold alone before this step. The hush needs both stores. The last phase leaves the other store, so
+/// whoever locks there alone would no longer exclude others.
+fn must_be_paired(from: Phase, to: Phase) -> Option<Side> {
+    match (from, to) {
+        (Phase::BothOld, Phase::Hush) | (_, Phase::New) => Some(Side::Old),
+        (_, Phase::Hush | Phase::Old) => Some(Side::New),
+        _ => None,
     }
 }
 

@@ -27,6 +27,7 @@ pub(crate) async fn place(state: &State, claim: &Claim) -> Result<Standing> {
         state,
         claim,
         entry: &entry,
+        believed: entry.is_believed(state.now()).await,
     };
     acquiring.run().await
 }
@@ -35,6 +36,8 @@ struct Acquiring<'a> {
     state: &'a State,
     claim: &'a Claim,
     entry: &'a Arc<Entry>,
+    /// Whether the client may believe in an earlier grant of the claim. Then no store is left on which it relies.
+    believed: bool,
 }
 
 impl Acquiring<'_> {
@@ -43,7 +46,10 @@ impl Acquiring<'_> {
         for _ in 0..ROUNDS {
             let (now, route) = self.state.fresh(&self.claim.name).await?;
             self.check_lock_delay(&now)?;
-            self.leave_others(route).await?;
+            if self.leave_others(route).await? && !self.believed {
+                // Were it granted now, a step back would find it in one store alone, and it cannot be placed in the other one again.
+                return Ok(Standing::Ended);
+            }
             if let Some(standing) = self.take(&now, route).await? {
                 return Ok(standing);
             }
@@ -51,9 +57,8 @@ impl Acquiring<'_> {
                 return Ok(Standing::Held(grant));
             }
         }
-        let action = format!("taking lock {}", self.claim.name);
         let why = "the phase of the set changed meanwhile, or answers took too long; ask again";
-        Err(Error::unavailable(self.state, action, why))
+        Err(self.unavailable(why))
     }
 
     /// Refuses a lock-delay above that of the set. A store that was left does not keep out the next holder, so the steps of a
@@ -71,23 +76,29 @@ impl Acquiring<'_> {
     }
 
     /// Leaves the stores to which the name no longer belongs. If such a store is away, its lease of the claim delays others at
-    /// most until it ends, and the final withdrawal tries again.
-    async fn leave_others(&self, route: Route) -> Result<()> {
+    /// most until it ends, and the final withdrawal tries again. Returns whether there was such a store.
+    async fn leave_others(&self, route: Route) -> Result<bool> {
+        let mut any = false;
         for store in (0..self.entry.members()).filter(|store| !route.has(*store)) {
             match self.leave(store).await {
-                Err(error) if error.is_away() => tracing::debug!(%error, "leaving a store"),
-                left => left?,
+                Err(error) if error.is_away() => {
+                    tracing::debug!(%error, "leaving a store");
+                    any = true;
+                }
+                left => any |= left?,
             }
         }
-        Ok(())
+        Ok(any)
     }
 
-    async fn leave(&self, store: usize) -> Result<()> {
+    /// Leaves a store. Returns whether it may have had something of the claim.
+    async fn leave(&self, store: usize) -> Result<bool> {
         let mut half = self.entry.half(store).lock().await;
-        if half.asked {
-            withdraw_half(self.state, store, &mut half, self.claim, Leave::Release).await?;
+        if !half.asked {
+            return Ok(false);
         }
-        Ok(())
+        withdraw_half(self.state, store, &mut half, self.claim, Leave::Release).await?;
+        Ok(true)
     }
 
     /// Takes the stores of the route in their order. `None` if the claim holds in all of them.
@@ -98,6 +109,7 @@ impl Acquiring<'_> {
         }
         match self.place_at(route, route.first).await? {
             Standing::Held(_) => {}
+            other if self.believed => return self.no_grant(route, route.first, other),
             other => {
                 // The holder of the first store may need the second one. So two claims never wait for each other.
                 if let Some(second) = route.second {
@@ -112,6 +124,9 @@ impl Acquiring<'_> {
                 }));
             }
         }
+        if hush && self.believed {
+            return Err(self.unavailable(IN_THE_HUSH));
+        }
         if hush {
             let recheck = self.state.now() + self.prolonged().min(now.known.times.tight);
             self.entry.wait_for(Waits::ForPhase(now.known.version));
@@ -123,6 +138,7 @@ impl Acquiring<'_> {
         };
         match self.place_at(route, second).await? {
             Standing::Held(_) => Ok(None),
+            other if self.believed => self.no_grant(route, second, other),
             Standing::Waiting(mut place) => {
                 // Placing the claim again prolongs its hold in the first store.
                 let recheck = self.state.now() + self.prolonged();
@@ -147,10 +163,25 @@ impl Acquiring<'_> {
         let longest = (now.known.times.tight * 2).min(LONGEST_HUSH);
         let changed = self.state.knowledge.changed(now.known.version);
         let ended = timeout(longest, changed).await;
-        ended.map_err(|_| {
-            let action = format!("taking lock {}", self.claim.name);
-            Error::unavailable(self.state, action, IN_THE_HUSH)
-        })
+        ended.map_err(|_| self.unavailable(IN_THE_HUSH))
+    }
+
+    fn unavailable(&self, why: &str) -> Error {
+        let action = format!("taking lock {}", self.claim.name);
+        Error::unavailable(self.state, action, why)
+    }
+
+    /// What to answer for a hold in which the client believes, and which this store did not grant anew. Its other store is never
+    /// left, because the client still relies on it.
+    fn no_grant(&self, route: Route, store: usize, standing: Standing) -> Result<Option<Standing>> {
+        match route.needs(store) {
+            // The hold is lost.
+            true => Ok(Some(standing)),
+            false => {
+                Err(self
+                    .unavailable("the other store of its move does not grant it now; ask again"))
+            }
+        }
     }
 
     /// Places the claim at one store.

@@ -11,9 +11,9 @@ use fencelock_core::engine::{
 use fencelock_core::support::Mutex;
 use fencelock_core::{Engine, Error, Inspect, LockName, Promises, Result};
 
-use crate::member::close_all;
+use crate::member::{close_all, identity_of};
 use crate::moving::acquire::place;
-use crate::moving::release::{leave_busy, withdraw};
+use crate::moving::release::{end, leave_busy, withdraw};
 use crate::moving::renew::renew;
 use crate::moving::state::State;
 use crate::moving::wait::wait;
@@ -63,10 +63,7 @@ impl Moving {
         }
         if !error.is_retryable() {
             // After such an error the client does not withdraw.
-            if let Err(error) = withdraw(&self.state, claim, Leave::Release).await {
-                tracing::debug!(%error, "withdrawing a claim; its lease will end it");
-                self.state.remove(&claim.id);
-            }
+            end(&self.state, claim).await;
             return error;
         }
         match error {
@@ -129,6 +126,10 @@ impl Engine for Moving {
             }
         }
         last
+    }
+
+    fn identity(&self) -> String {
+        identity_of(&self.state.common, &self.state.members)
     }
 
     /// Names with the same stores share a lane.

@@ -93,6 +93,20 @@ impl Entry {
         standing.waits = Waits::ForNothing;
     }
 
+    /// Whether the client may believe in the hold at this moment: it has got a grant, and a store keeps one.
+    pub(crate) async fn is_believed(&self, at: BootInstant) -> bool {
+        if self.standing.lock().tokens.is_none() {
+            return false;
+        }
+        for half in &self.halves {
+            let grant = half.lock().await.grant;
+            if grant.is_some_and(|grant| is_valid(&grant, at)) {
+                return true;
+            }
+        }
+        false
+    }
+
     /// Whether a token is of another grant than that in which the client believes.
     pub(crate) fn is_other(&self, token: Token) -> bool {
         let tokens = self.standing.lock().tokens;

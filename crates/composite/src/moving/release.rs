@@ -47,7 +47,8 @@ pub(crate) async fn withdraw(state: &Arc<State>, claim: &Claim, how: Leave) -> R
     Ok(answer)
 }
 
-/// All stores in the order of withdrawal. Those of the name come last, the first store of its route at the end.
+/// All stores in the order of withdrawal. If the name has two stores, they come last, the first store of its route at the end.
+/// If it has one, that comes first: the others may be gone for good, and nobody waits for them.
 fn in_order(state: &State, entry: &Entry) -> Vec<usize> {
     let route = state
         .known()
@@ -55,7 +56,10 @@ fn in_order(state: &State, entry: &Entry) -> Vec<usize> {
     let mut order: Vec<_> = (0..entry.members()).collect();
     if let Ok(route) = route {
         order.retain(|store| !route.has(*store));
-        order.extend(route.stores().rev());
+        match route.second {
+            Some(_) => order.extend(route.stores().rev()),
+            None => order.insert(0, route.first),
+        }
     }
     order
 }
@@ -75,21 +79,38 @@ fn main_of(state: &State, entry: &Entry, left: &[(usize, Result<Withdrawn>)]) ->
         .or_else(|| stores().next())
 }
 
-/// Ends a claim that found the lock busy: its client need not withdraw it. Another store may still have something of it, if a
-/// call had no answer there and the store was away when it was to be left. The claim is then withdrawn from it in the background.
+/// Ends a claim whose client does not withdraw it, for example after a final error. What a store does not answer is repeated in
+/// the background.
+pub(crate) async fn end(state: &Arc<State>, claim: &Claim) {
+    let entry = state.entry(&claim.id);
+    if let Err(error) = withdraw(state, claim, Leave::Release).await {
+        tracing::debug!(%error, "withdrawing a claim");
+        if let Some(entry) = entry {
+            leave_all(state, &entry, claim).await;
+        }
+    }
+}
+
+/// Ends a claim that found the lock busy: its client need not withdraw it. If it is a hold that has lost the store that counts,
+/// its other store still has it. The claim is then withdrawn from it in the background.
 pub(crate) async fn leave_busy(state: &Arc<State>, claim: &Claim) {
     let Some(entry) = state.entry(&claim.id) else {
         return;
     };
+    leave_all(state, &entry, claim).await;
+}
+
+/// Leaves all stores that may have something of a claim, in the background.
+async fn leave_all(state: &Arc<State>, entry: &Arc<Entry>, claim: &Claim) {
     for store in 0..entry.members() {
         let mut half = entry.half(store).lock().await;
         if half.asked {
             // So a later call with this id cannot be undone by that withdrawal.
             half.over = true;
-            insist(state, &entry, store, claim, Leave::Release);
+            insist(state, entry, store, claim, Leave::Release);
         }
     }
-    state.remove_if_done(&claim.id, &entry).await;
+    state.remove_if_done(&claim.id, entry).await;
 }
 
 /// Withdraws the claim in the background from a store that no hold needs, so that the release does not fail. What that store

@@ -370,6 +370,24 @@ async fn a_hold_that_moves_lives_through_all_steps() {
     assert_eq!(change.held(&name).await, [0, 0, 0]);
 }
 
+/// The set that makes the change is no set of shards, whatever the program names as its shards.
+#[tokio::test]
+async fn the_set_that_makes_the_change_is_not_opened_as_shards() {
+    let change = Change::prepared(2, 3).await;
+    for phase in 0..=4 {
+        change.set_phase(phase).await;
+        for count in 1..=3 {
+            let opened = change.shards(count).set(SET).open().await;
+            assert!(matches!(opened, Err(Error::Config { .. })), "{opened:?}");
+        }
+        let dissolved = change.shards(1).set(SET).dissolve("test").await;
+        assert!(
+            matches!(dissolved, Err(Error::Config { .. })),
+            "{dissolved:?}"
+        );
+    }
+}
+
 /// Programs need not all be switched at once, neither before nor after the change.
 #[tokio::test]
 async fn a_set_of_shards_by_itself_is_refused_while_names_are_on_their_way() {

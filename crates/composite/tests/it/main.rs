@@ -10,6 +10,7 @@ mod moving;
 mod records;
 mod routing;
 mod sets;
+mod steps;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,0 +1,175 @@
+//! What a step asks before it is made, and what a claim does that was placed before it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fencelock_composite::{How, Moving, Phase, Stepped};
+use fencelock_core::engine::{Claim, Leave, RecordChange, Standing};
+use fencelock_core::{ClaimId, ClaimIds, Client, Engine, Error, LockName};
+
+use crate::moving::{TTL, Two, set_phase};
+use crate::until;
+
+/// A client of the old store by itself, which was opened before the move began.
+fn forgotten(two: &Two) -> Client {
+    Client::new(Arc::new(two.old.another())).unwrap()
+}
+
+fn named_by(stepped: &Stepped, name: &str) -> bool {
+    matches!(stepped, Stepped::NotYet(why) if why.contains(name))
+}
+
+/// In the last phase nobody takes the old store any more, so whoever locks there alone would exclude nobody.
+#[tokio::test]
+async fn the_old_store_is_not_left_while_somebody_holds_there_alone() {
+    let two = Two::prepared().await;
+    two.begin().await;
+    two.finish(Phase::BothNew).await;
+    let guard = forgotten(&two).lock("x").await.unwrap();
+    let how = How::new("test").patience(Duration::ZERO);
+    let refused = two.migration().finish(&how).await.unwrap();
+    assert!(named_by(&refused, "x"), "{refused:?}");
+    let status = two.migration().status().await.unwrap();
+    assert_eq!(
+        (status.phase, status.held),
+        (Phase::BothNew, Some((1, 0, 0)))
+    );
+    assert_eq!(status.unpaired.len(), 1, "{:?}", status.unpaired);
+    guard.release().await.unwrap();
+    two.finish(Phase::New).await;
+}
+
+/// The same on the way back, for the new store.
+#[tokio::test]
+async fn the_new_store_is_not_left_while_somebody_holds_there_alone() {
+    let two = Two::prepared().await;
+    two.begin().await;
+    let early = Client::new(Arc::new(two.new.another())).unwrap();
+    let guard = early.lock("x").await.unwrap();
+    let how = How::new("test").patience(Duration::ZERO);
+    let refused = two.migration().abort(&how).await.unwrap();
+    assert!(named_by(&refused, "x"), "{refused:?}");
+    guard.release().await.unwrap();
+    two.abort().await;
+}
+
+/// A program that was not switched, and that holds its lock only shortly, is seen while `finish` waits for quiet.
+#[tokio::test]
+async fn short_holds_in_one_store_alone_end_the_quiet() {
+    let two = Two::prepared().await;
+    two.begin().await;
+    let client = forgotten(&two);
+    let often = tokio::spawn(async move {
+        loop {
+            let guard = client.lock("x").await.unwrap();
+            tokio::time::sleep(Duration::from_millis(900)).await;
+            guard.release().await.unwrap();
+        }
+    });
+    let quiet = Duration::from_secs(20);
+    let how = How::new("test").patience(Duration::ZERO).quiet(quiet);
+    let refused = two.migration().finish(&how).await.unwrap();
+    assert!(named_by(&refused, "x"), "{refused:?}");
+    often.abort();
+}
+
+/// An administrator's process ended after it had written the arbiter alone. Whoever repeats the call wants the same phase.
+#[tokio::test]
+async fn a_repeated_finish_completes_its_step_and_goes_no_further() {
+    let two = Two::prepared().await;
+    two.begin().await;
+    two.finish(Phase::BothNew).await;
+    let record = two.new.record("", None).await.unwrap();
+    let mut text: serde_json::Value = serde_json::from_str(&record.text).unwrap();
+    text["phase"] = 2.into();
+    text["version"] = (text["version"].as_u64().unwrap() - 1).into();
+    let change = RecordChange::new(record.version, text.to_string()).unwrap();
+    two.new.record("", Some(&change)).await.unwrap();
+    two.finish(Phase::BothNew).await;
+    // With the phase it can be repeated any number of times.
+    let to = |phase| How::new("test").to(phase);
+    for _ in 0..2 {
+        let done = two.migration().finish(&to(Phase::BothNew)).await.unwrap();
+        assert_eq!(done, Stepped::Done(Phase::BothNew));
+    }
+    let wrong = two.migration().finish(&to(Phase::Hush)).await.unwrap_err();
+    assert!(matches!(wrong, Error::Invalid { .. }), "{wrong:?}");
+    let done = two.migration().finish(&to(Phase::New)).await.unwrap();
+    assert_eq!(done, Stepped::Done(Phase::New));
+}
+
+/// The lost old store may have had a step back that the new one did not get.
+#[tokio::test]
+async fn without_the_old_store_the_last_phase_gets_another_version() {
+    let two = Two::prepared().await;
+    two.move_all().await;
+    let version = async || two.migration().status().await.unwrap().stores[1].version;
+    let before = version().await;
+    let how = How::new("test");
+    let done = two.migration().finish_without_old(&how).await.unwrap();
+    assert_eq!(done, Stepped::Done(Phase::New));
+    assert_eq!(version().await, before.map(|version| version + 2));
+}
+
+fn claim() -> Claim {
+    Claim::new(claim_id(), "me", LockName::new("x").unwrap()).ttl(TTL)
+}
+
+fn claim_id() -> ClaimId {
+    ClaimIds::new().unwrap().next()
+}
+
+async fn knows(engine: &Moving, phase: Phase) {
+    until("the engine knows", async || engine.phase() == Some(phase)).await;
+}
+
+/// The client believes in its hold, so the store that counts is not left, whatever the other one answers.
+#[tokio::test]
+async fn a_hold_that_is_placed_again_keeps_the_store_that_counts() {
+    let (claim, mut other) = (claim(), claim());
+    other.id = claim_id();
+    for (phase, lost) in [(Phase::BothNew, true), (Phase::BothOld, false)] {
+        let two = Two::prepared().await;
+        two.begin().await;
+        set_phase(&two, phase.number(), 10, 0).await;
+        let engine = two.engine().await;
+        let held = engine.place(&claim).await.unwrap();
+        assert!(matches!(held, Standing::Held(_)), "{held:?}");
+        // The store that does not count has lost the claim, and somebody else holds there alone.
+        let store = if lost { &two.old } else { &two.new };
+        store.withdraw(&claim, Leave::Release).await.unwrap();
+        let held = store.place(&other).await.unwrap();
+        assert!(matches!(held, Standing::Held(_)), "{held:?}");
+        for wait in [false, true] {
+            let again = engine.place(&claim.clone().wait(wait)).await;
+            assert!(matches!(again, Err(Error::Unavailable { .. })), "{again:?}");
+            assert_eq!(two.held("x").await, [1, 1]);
+        }
+        store.withdraw(&other, Leave::Release).await.unwrap();
+        let again = engine.place(&claim).await.unwrap();
+        assert!(matches!(again, Standing::Held(_)), "{again:?}");
+        engine.withdraw(&claim, Leave::Release).await.unwrap();
+        assert_eq!(two.held("x").await, [0, 0]);
+    }
+}
+
+/// A claim that has left the old store cannot be placed there again. Were it granted in the new store, it could not be completed
+/// after a step back.
+#[tokio::test]
+async fn a_claim_that_waits_over_the_last_step_ends() {
+    let two = Two::prepared().await;
+    two.begin().await;
+    set_phase(&two, 3, 10, 0).await;
+    let (engine, claim) = (two.engine().await, claim());
+    let mut other = claim.clone();
+    other.id = claim_id();
+    two.old.place(&other).await.unwrap();
+    let waits = engine.place(&claim).await.unwrap();
+    assert!(matches!(waits, Standing::Waiting(_)), "{waits:?}");
+    set_phase(&two, 4, 11, 0).await;
+    knows(&engine, Phase::New).await;
+    let ended = engine.place(&claim).await.unwrap();
+    assert!(matches!(ended, Standing::Ended), "{ended:?}");
+    engine.withdraw(&claim, Leave::Release).await.unwrap();
+    assert_eq!(two.held("x").await, [1, 0]);
+}
