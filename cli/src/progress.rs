@@ -22,6 +22,9 @@ const UPDATE_INTERVAL: Duration = Duration::from_secs(1);
 /// How often a waiter without a terminal asks whether the store still answers.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
+/// After so many looks without a holder in between, it is no accident that nobody holds the lock.
+const UNHELD_LOOKS: u32 = 2;
+
 /// Reports the wait of `owner` for the lock `name`, until it is dropped: on a terminal as a line that is updated, elsewhere
 /// as one message if `verbose`, and one whenever the store stops or begins to answer.
 pub(crate) async fn report(client: &Client, name: &str, owner: &str, verbose: bool) {
@@ -38,7 +41,7 @@ pub(crate) async fn report(client: &Client, name: &str, owner: &str, verbose: bo
 
 /// Without these messages, a user could not distinguish a store that hangs from a lock that is held.
 async fn report_silence(client: &Client, name: &str) {
-    let mut away = false;
+    let (mut away, mut free) = (false, 0);
     loop {
         tokio::time::sleep(CHECK_INTERVAL).await;
         match client.look(name).await {
@@ -52,7 +55,17 @@ async fn report_silence(client: &Client, name: &str) {
                 ));
                 away = false;
             }
-            _ => {}
+            // One look may come between two holders.
+            Ok(view) if view.holders.is_empty() => {
+                free += 1;
+                if free == UNHELD_LOOKS {
+                    say(&format!(
+                        "still waiting for lock {name}, although nobody holds it; `fencelock doctor` may say why"
+                    ));
+                }
+            }
+            Ok(_) => free = 0,
+            Err(_) => {}
         }
     }
 }

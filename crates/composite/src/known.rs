@@ -32,14 +32,33 @@ pub(crate) struct Route {
     pub(crate) counts: Option<usize>,
     /// Whether the name is moving to another store. Then knowledge carries a new grant only for the short time `tight`.
     pub(crate) moves: bool,
-    /// Tokens of the store that counts must be above this. In the hush that is the first store.
+    /// The store that counts, or has counted until the hush.
+    pub(crate) latest: usize,
+    /// Its new tokens must be above this.
     pub(crate) floor: Token,
+    /// While the other store of a move counted, its tokens were above this.
+    before: Token,
 }
 
 impl Route {
     /// The stores, in the order in which claims take them.
     pub(crate) fn stores(self) -> impl DoubleEndedIterator<Item = usize> {
         [Some(self.first), self.second].into_iter().flatten()
+    }
+
+    /// Of the two stores of a move, that which does not count.
+    pub(crate) fn other(self) -> Option<usize> {
+        self.second?;
+        self.stores().find(|store| *store != self.latest)
+    }
+
+    /// The token that a holder uses, by those of its claim in the store that counts and in the other one. A claim that was granted
+    /// before the last hush has its token from the other store. If the other store has granted the claim anew since, or has not
+    /// got it, nobody but the holder knows its token.
+    pub(crate) fn token_of_holder(self, own: Option<Token>, other: Option<Token>) -> Option<Token> {
+        let granted_before = |token: &Token| *token > self.before && *token <= self.floor;
+        own.filter(|own| *own > self.floor)
+            .or(other.filter(granted_before))
     }
 
     pub(crate) fn has(self, store: usize) -> bool {
@@ -121,7 +140,9 @@ impl Known {
             second: None,
             counts: Some(first),
             moves: false,
+            latest: first,
             floor,
+            before: Token(0),
         };
         if old == new {
             // Its tokens and its queue stay as they were.
@@ -132,17 +153,25 @@ impl Known {
             Phase::New => return Ok(one(place(new)?, self.floor(new))),
             Phase::BothOld | Phase::Hush | Phase::BothNew => (place(old)?, place(new)?),
         };
-        let (counts, floor) = match self.phase {
-            Phase::BothOld => (Some(first), self.floor(old)),
-            Phase::BothNew => (Some(second), self.floor(new)),
-            Phase::Old | Phase::Hush | Phase::New => (None, self.floor(old)),
+        let [of_first, of_second] = [self.floor(old), self.floor(new)];
+        let second_counts = match self.phase {
+            Phase::BothOld => false,
+            Phase::BothNew => true,
+            // The store that counted until now has got its floor in the last hush.
+            Phase::Old | Phase::Hush | Phase::New => of_second > of_first,
+        };
+        let (latest, floor, before) = match second_counts {
+            false => (first, of_first, of_second),
+            true => (second, of_second, of_first),
         };
         Ok(Route {
             first,
             second: Some(second),
-            counts,
+            counts: (self.phase != Phase::Hush).then_some(latest),
             moves: true,
+            latest,
             floor,
+            before,
         })
     }
 

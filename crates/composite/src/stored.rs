@@ -21,6 +21,9 @@ const MOVING: &str = "moving";
 /// The kind of a record whose set is no more: programs use the store by itself. The other fields are those of its last record.
 const DISSOLVED: &str = "dissolved";
 
+/// See [`Stored::raise_floor`]. The clocks of administrators may differ by this.
+const ROOM: Duration = Duration::from_secs(24 * 3600);
+
 /// The record of one store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Stored {
@@ -62,6 +65,9 @@ pub(crate) struct Moving {
     /// By shard: since the last hush, tokens that count are above this.
     #[serde(default)]
     pub(crate) floors: BTreeMap<String, u64>,
+    /// When the last of them was taken, in seconds since 1970.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) floors_at: Option<u64>,
     /// In the hush: the phase before it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) hush_from: Option<u32>,
@@ -131,6 +137,7 @@ impl Stored {
                 tight_ms: millis(times.tight),
                 lock_delay_ms: millis(times.lock_delay),
                 floors: BTreeMap::new(),
+                floors_at: None,
                 hush_from: None,
                 given_back: false,
                 by: by.to_owned(),
@@ -243,6 +250,32 @@ impl Stored {
                 .and_then(|moving| moving.floors.get(shard).copied())
                 .unwrap_or(0),
         )
+    }
+
+    /// Whether this shard counts for some names.
+    pub(crate) fn counts_in(&self, shard: &str) -> bool {
+        let new = self.moving.as_ref().map(|moving| &moving.new);
+        let counting = match self.phase() >= Phase::BothNew {
+            true => new.unwrap_or(&self.old),
+            false => &self.old,
+        };
+        counting.shards.contains_key(shard)
+    }
+
+    /// Raises the floor of a shard that has lost its counter above all tokens that it may have given since the floor was taken:
+    /// four per microsecond, and as many as in [`ROOM`] besides. No store is known to give one per microsecond.
+    pub(crate) fn raise_floor(&mut self, shard: &str) -> Token {
+        let floor = self.floor(shard).get();
+        let Some(moving) = &mut self.moving else {
+            return Token(floor);
+        };
+        let taken = moving.floors_at.unwrap_or(moving.at);
+        let since = Duration::from_secs(now().saturating_sub(taken));
+        moving.floors_at = Some(now());
+        let tokens = u64::try_from((since + ROOM).as_micros()).unwrap_or(u64::MAX);
+        let raised = floor.saturating_add(tokens.saturating_mul(4));
+        moving.floors.insert(shard.to_owned(), raised);
+        Token(raised)
     }
 
     /// The old map; `None` if it is wrong.

@@ -62,19 +62,36 @@ impl ToOpen {
     pub(crate) async fn open(mut self, patience: Option<Duration>) -> Result<Arc<dyn Engine>> {
         let most = patience.map_or(self.most, |patience| patience.min(self.most));
         let engine = self.patiently(most).await?;
-        let inspect_only = self.options.url().inspect_only;
-        if !self.outside_set && !inspect_only && engine.promises().record {
-            for scope in scopes(self.prefix.as_deref().unwrap_or_default()) {
-                refuse_shard(&*engine, scope).await?;
-            }
-        }
+        let own = self.prefix.clone().unwrap_or_default();
+        self.refuse_shard(&*engine, scopes(&own)).await?;
         self.prefixed(engine)
     }
 
     /// Opens it as a part of another store, with one attempt.
     #[cfg(feature = "composite")]
-    pub(crate) async fn open_once(&self) -> Result<Arc<dyn Engine>> {
-        self.prefixed(self.attempt().await?)
+    pub(crate) async fn open_once(&mut self) -> Result<Arc<dyn Engine>> {
+        let engine = self.attempt().await?;
+        // The set reads the record of the store's own scope.
+        let own = self.prefix.clone().unwrap_or_default();
+        let shorter = scopes(&own).filter(|scope| *scope != own);
+        self.refuse_shard(&*engine, shorter).await?;
+        self.prefixed(engine)
+    }
+
+    /// Refuses a store that belongs to a set by a record in one of these scopes, unless it is only inspected.
+    async fn refuse_shard<'a>(
+        &mut self,
+        engine: &dyn Engine,
+        scopes: impl Iterator<Item = &'a str>,
+    ) -> Result<()> {
+        let inspect_only = self.options.url().inspect_only;
+        if self.outside_set || inspect_only || !engine.promises().record {
+            return Ok(());
+        }
+        for scope in scopes {
+            refuse_shard(engine, scope).await?;
+        }
+        Ok(())
     }
 
     /// Opens the engine, again and again while the store does not answer and the time is not over.

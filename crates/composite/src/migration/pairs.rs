@@ -93,44 +93,6 @@ pub(crate) enum Side {
     New,
 }
 
-/// One listing of all stores.
-pub(crate) async fn list(opened: &Opened, maps: &Maps) -> Result<Held> {
-    let (mut old, mut new) = (Holders::new(), Holders::new());
-    for (id, engine) in opened.ids.iter().zip(&opened.engines) {
-        for (name, of) in holders(&**engine).await? {
-            let listed = match maps.owners(name.as_str()) {
-                [before, after] if before == after => continue,
-                [before, _] if before == id => &mut old,
-                [_, after] if after == id => &mut new,
-                _ => continue,
-            };
-            listed.insert(name, of);
-        }
-    }
-    let mut held = Held::default();
-    for (name, holders) in old {
-        let there = new.entry(name.clone()).or_default();
-        for (claim, owner) in holders {
-            let pair = there
-                .iter()
-                .position(|(other, _)| claim.is_some() && *other == claim);
-            match pair {
-                Some(at) => {
-                    there.swap_remove(at);
-                    held.both += 1;
-                }
-                None => held.add(Side::Old, &name, claim, owner),
-            }
-        }
-    }
-    for (name, holders) in new {
-        for (claim, owner) in holders {
-            held.add(Side::New, &name, claim, owner);
-        }
-    }
-    Ok(held)
-}
-
 /// What several listings have shown of holders in one store alone.
 #[derive(Debug)]
 pub(crate) struct Seen {
@@ -140,86 +102,133 @@ pub(crate) struct Seen {
     pub(crate) lingering: Vec<Unpaired>,
 }
 
-/// Lists until no holder has been in a store of these sides alone for longer than [`SHORTLY`], and none was for `quiet`; or
-/// until `patience` is over. Returns the last listing and those that remain.
-///
-/// During `quiet` a hold counts that is in one store alone for longer than [`A_MOMENT`]: a program that was not switched may
-/// hold its lock only shortly.
-pub(crate) async fn lingering(
-    opened: &Opened,
-    maps: &Maps,
-    sides: &[Side],
-    quiet: Duration,
-    patience: Duration,
-) -> Result<Seen> {
-    let begun = Instant::now();
-    let mut seen: BTreeMap<Alone, Instant> = BTreeMap::new();
-    let mut clean_since = begun;
-    loop {
-        let now = Instant::now();
-        let held = list(opened, maps).await?;
-        let found = held
-            .alone
-            .iter()
-            .filter(|alone| sides.contains(&alone.side));
-        let found: BTreeSet<_> = found.cloned().collect();
-        seen.retain(|alone, _| found.contains(alone));
-        let mut new = found;
-        new.retain(|alone| !seen.contains_key(alone));
-        let mut lingering = match quiet.is_zero() {
-            true => Vec::new(),
-            false => stay_alone(opened, maps, &new).await?,
-        };
-        let mut decided = true;
-        seen.extend(new.into_iter().map(|alone| (alone, now)));
-        for (alone, since) in &seen {
-            match now.duration_since(*since) >= SHORTLY {
-                true => lingering.push(alone.of.clone()),
-                false => decided = false,
-            }
-        }
-        if !lingering.is_empty() {
-            clean_since = now;
-        }
-        // Those who were there at the beginning must be watched for [`SHORTLY`].
-        let decided = decided || begun.elapsed() >= SHORTLY;
-        let is_clean = lingering.is_empty() && decided && clean_since.elapsed() >= quiet;
-        let is_over = !lingering.is_empty() && begun.elapsed() >= patience.max(SHORTLY);
-        if is_clean || is_over {
-            return Ok(Seen { held, lingering });
-        }
-        tokio::time::sleep(PAUSE).await;
-    }
+/// The holders of names that move, in the stores of these sides alone.
+pub(crate) struct Pairs<'a> {
+    pub(crate) opened: &'a Opened,
+    pub(crate) maps: &'a Maps,
+    pub(crate) sides: &'a [Side],
 }
 
-/// Which of these holders are in one store alone a moment later, too. It looks at the first few only: one is enough.
-async fn stay_alone(
-    opened: &Opened,
-    maps: &Maps,
-    found: &BTreeSet<Alone>,
-) -> Result<Vec<Unpaired>> {
-    if found.is_empty() {
-        return Ok(Vec::new());
-    }
-    tokio::time::sleep(A_MOMENT).await;
-    let mut stay = Vec::new();
-    for Alone { side, of, claim } in found.iter().take(LOOKS) {
-        let [old, new] = maps.owners(of.name.as_str());
-        let (own, other) = match side {
-            Side::Old => (old, new),
-            Side::New => (new, old),
-        };
-        let holds = async |id: &str| -> Result<bool> {
-            let view = opened.at(id)?.inspect().look(&of.name).await?;
-            let same = |holder: &HolderView| match claim {
-                Some(claim) => holder.claim == Some(*claim),
-                None => holder.owner == of.owner,
+impl Pairs<'_> {
+    /// Lists until no holder has been in a store of these sides alone for longer than [`SHORTLY`], and none was for `quiet`; or
+    /// until `patience` is over. Returns the last listing and those that remain.
+    ///
+    /// During `quiet` a hold counts that is in one store alone for longer than [`A_MOMENT`]: a program that was not switched may
+    /// hold its lock only shortly.
+    ///
+    /// It calls `waits` once if it waits for some.
+    pub(crate) async fn lingering(
+        &self,
+        quiet: Duration,
+        patience: Duration,
+        waits: &(dyn Fn(&[Unpaired]) + Send + Sync),
+    ) -> Result<Seen> {
+        let begun = Instant::now();
+        let mut seen: BTreeMap<Alone, Instant> = BTreeMap::new();
+        let (mut clean_since, mut told) = (begun, false);
+        loop {
+            let now = Instant::now();
+            let held = self.list().await?;
+            let found = held
+                .alone
+                .iter()
+                .filter(|alone| self.sides.contains(&alone.side));
+            let found: BTreeSet<_> = found.cloned().collect();
+            seen.retain(|alone, _| found.contains(alone));
+            let mut new = found;
+            new.retain(|alone| !seen.contains_key(alone));
+            let mut lingering = match quiet.is_zero() {
+                true => Vec::new(),
+                false => self.stay_alone(&new).await?,
             };
-            Ok(view.holders.iter().any(same))
-        };
-        if holds(own).await? && !holds(other).await? {
-            stay.push(of.clone());
+            let mut decided = true;
+            seen.extend(new.into_iter().map(|alone| (alone, now)));
+            for (alone, since) in &seen {
+                match now.duration_since(*since) >= SHORTLY {
+                    true => lingering.push(alone.of.clone()),
+                    false => decided = false,
+                }
+            }
+            if !lingering.is_empty() {
+                clean_since = now;
+            }
+            // Those who were there at the beginning must be watched for [`SHORTLY`].
+            let decided = decided || begun.elapsed() >= SHORTLY;
+            let is_clean = lingering.is_empty() && decided && clean_since.elapsed() >= quiet;
+            let is_over = !lingering.is_empty() && begun.elapsed() >= patience.max(SHORTLY);
+            if is_clean || is_over {
+                return Ok(Seen { held, lingering });
+            }
+            if !lingering.is_empty() && !std::mem::replace(&mut told, true) {
+                waits(&lingering);
+            }
+            tokio::time::sleep(PAUSE).await;
         }
     }
-    Ok(stay)
+
+    /// Which of these holders are in one store alone a moment later, too. It looks at the first few only: one is enough.
+    async fn stay_alone(&self, found: &BTreeSet<Alone>) -> Result<Vec<Unpaired>> {
+        if found.is_empty() {
+            return Ok(Vec::new());
+        }
+        tokio::time::sleep(A_MOMENT).await;
+        let mut stay = Vec::new();
+        for Alone { side, of, claim } in found.iter().take(LOOKS) {
+            let [old, new] = self.maps.owners(of.name.as_str());
+            let (own, other) = match side {
+                Side::Old => (old, new),
+                Side::New => (new, old),
+            };
+            let holds = async |id: &str| -> Result<bool> {
+                let view = self.opened.at(id)?.inspect().look(&of.name).await?;
+                let same = |holder: &HolderView| match claim {
+                    Some(claim) => holder.claim == Some(*claim),
+                    None => holder.owner == of.owner,
+                };
+                Ok(view.holders.iter().any(same))
+            };
+            if holds(own).await? && !holds(other).await? {
+                stay.push(of.clone());
+            }
+        }
+        Ok(stay)
+    }
+
+    /// One listing of all stores.
+    async fn list(&self) -> Result<Held> {
+        let (mut old, mut new) = (Holders::new(), Holders::new());
+        for (id, engine) in self.opened.ids.iter().zip(&self.opened.engines) {
+            for (name, of) in holders(&**engine).await? {
+                let listed = match self.maps.owners(name.as_str()) {
+                    [before, after] if before == after => continue,
+                    [before, _] if before == id => &mut old,
+                    [_, after] if after == id => &mut new,
+                    _ => continue,
+                };
+                listed.insert(name, of);
+            }
+        }
+        let mut held = Held::default();
+        for (name, holders) in old {
+            let there = new.entry(name.clone()).or_default();
+            for (claim, owner) in holders {
+                let pair = there
+                    .iter()
+                    .position(|(other, _)| claim.is_some() && *other == claim);
+                match pair {
+                    Some(at) => {
+                        there.swap_remove(at);
+                        held.both += 1;
+                    }
+                    None => held.add(Side::Old, &name, claim, owner),
+                }
+            }
+        }
+        for (name, holders) in new {
+            for (claim, owner) in holders {
+                held.add(Side::New, &name, claim, owner);
+            }
+        }
+        Ok(held)
+    }
 }

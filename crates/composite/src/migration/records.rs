@@ -3,8 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use fencelock_core::engine::{Record, RecordChange};
-use fencelock_core::{BootInstant, Clock, ConfigPart, Engine, Error, Result};
+use fencelock_core::engine::{MAX_FLOOR, Record, RecordChange};
+use fencelock_core::{BootInstant, Clock, ConfigPart, Engine, Error, Result, Token};
 use futures_util::future::join_all;
 
 use crate::phase::Phase;
@@ -87,6 +87,9 @@ impl Records<'_> {
             let reads = self.read_all().await;
             let reads = reads.into_iter().collect::<Result<Vec<_>>>()?;
             self.check_lost(&reads)?;
+            if self.raise_after_loss(&reads).await? {
+                continue;
+            }
             if self.mend_arbiter(&reads).await? {
                 continue;
             }
@@ -124,6 +127,49 @@ impl Records<'_> {
                 Err(Error::config(&*self.engines[at], ConfigPart::Record, why))
             }
         }
+    }
+
+    /// Raises the floor of a store that counts and has lost its record, and so perhaps its counter of tokens. Its tokens may have
+    /// been ahead of the time, so a new counter does not begin above them. Returns whether there was such a store. If this is
+    /// interrupted, the floor is raised twice, which does no harm.
+    async fn raise_after_loss(&self, reads: &[Read]) -> Result<bool> {
+        let found = reads.iter().filter_map(|read| read.stored.as_ref());
+        let Some(highest) = found.max_by_key(|stored| stored.version) else {
+            return Ok(false);
+        };
+        let lost = |at: &usize| reads[*at].stored.is_none();
+        let counts = |at: &usize| highest.counts_in(&self.ids[*at]);
+        let raised = |at: &usize| highest.floor(&self.ids[*at]) > Token(0);
+        let lost: Vec<_> = (0..reads.len()).filter(lost).collect();
+        let raised: Vec<_> = lost.iter().filter(|at| counts(at) && raised(at)).collect();
+        if raised.is_empty() {
+            return Ok(false);
+        }
+        let mut next = highest.clone();
+        next.version += AFTER_LOSS;
+        for at in raised {
+            let floor = next.raise_floor(&self.ids[*at]);
+            if floor > MAX_FLOOR {
+                let why = format!(
+                    "its tokens would have to be above {MAX_FLOOR}, which no store can do; use new names for the locks"
+                );
+                return Err(Error::invalid("floor", floor.to_string(), why));
+            }
+        }
+        if lost.contains(&self.arbiter)
+            && let Some(moving) = &mut next.moving
+        {
+            moving.hush_from = None;
+        }
+        let version = reads[self.arbiter].record.version;
+        let own = next.of_shard(&self.ids[self.arbiter]);
+        if self.write(self.arbiter, version, &own).await? {
+            for at in lost.into_iter().filter(|at| *at != self.arbiter) {
+                let record = next.of_shard(&self.ids[at]);
+                self.write(at, reads[at].record.version, &record).await?;
+            }
+        }
+        Ok(true)
     }
 
     /// Gives the arbiter a record if it has lost its own, or if its own is older than that of another store. That happens if it

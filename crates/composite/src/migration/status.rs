@@ -6,7 +6,7 @@ use fencelock_core::{ConfigPart, Error, Result};
 use futures_util::future::join_all;
 
 use crate::migration::change::{Migration, Opened};
-use crate::migration::pairs::{Side, Unpaired, lingering};
+use crate::migration::pairs::{Pairs, Side, Unpaired};
 use crate::phase::Phase;
 use crate::stored::Stored;
 
@@ -148,7 +148,13 @@ impl Migration {
             Phase::Old | Phase::Hush | Phase::New => &[],
         };
         // The counts and the names come from one listing.
-        let seen = lingering(opened, &self.maps, sides, Duration::ZERO, Duration::ZERO).await?;
+        let pairs = Pairs {
+            opened,
+            maps: &self.maps,
+            sides,
+        };
+        let seen = pairs.lingering(Duration::ZERO, Duration::ZERO, &|_| {});
+        let seen = seen.await?;
         status.held = Some(seen.held.counts());
         status.unpaired = seen.lingering;
         Ok(status)

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use fencelock_core::engine::{MAX_FLOOR, RecordChange};
-use fencelock_core::{BootInstant, Clock, ConfigPart, Engine, Error, Purpose, Result};
+use fencelock_core::{BootInstant, Clock, ConfigPart, Engine, Error, Purpose, Result, in_words};
 
 use crate::migration::change::{How, Migration, Opened, Stepped, close};
 use crate::migration::floor;
-use crate::migration::pairs::{Side, lingering};
+use crate::migration::pairs::{Pairs, Side, Unpaired};
 use crate::migration::records::{AFTER_LOSS, Records, Settled};
 use crate::phase::Phase;
-use crate::stored::Stored;
+use crate::stored::{Stored, now};
 use crate::times::Times;
 use crate::unused::check_unused;
 
@@ -250,6 +250,7 @@ impl Migration {
                 let targets = self.owners_after(to).into_iter();
                 let floors = targets.map(|id| (id.to_owned(), floor));
                 moving.floors.extend(floors);
+                moving.floors_at = Some(now());
             }
         }
         Ok(Ok(records.step(from, &next).await?))
@@ -313,7 +314,10 @@ impl Migration {
                 .iter()
                 .find(|found| found.purpose == Purpose::Correctness);
             if let Some(found) = harmful.filter(|_| !how.despite_findings) {
-                return Ok(Some(format!("[{id}] {}; {}", found.what, found.change)));
+                return Ok(Some(format!(
+                    "[{id}] {}; {} (or begin all the same with --despite-findings)",
+                    found.what, found.change
+                )));
             }
         }
         let tokens = floor::take(&opened.engines, &[]).await;
@@ -331,28 +335,54 @@ impl Migration {
         how: &How<'_>,
         alone: Side,
     ) -> Result<Option<String>> {
-        let new = alone == Side::New;
-        let seen = lingering(opened, &self.maps, &[alone], how.quiet, how.patience).await?;
-        let found = seen.lingering;
-        if found.is_empty() {
-            return Ok(None);
-        }
-        let named = found.iter().take(NAMED);
-        let named = named.map(|unpaired| format!("{} by {}", unpaired.name, unpaired.owner));
-        let named: Vec<_> = named.collect();
-        let more = if found.len() > NAMED {
-            " and others"
-        } else {
-            ""
+        let store = match alone {
+            Side::Old => "old",
+            Side::New => "new",
         };
-        Ok(Some(format!(
-            "{} locks are held in the {} store alone ({}{more}): by programs that were not switched to the set, or that do not \
-             renew; switch or end them, and repeat this",
-            found.len(),
-            if new { "new" } else { "old" },
-            named.join(", ")
-        )))
+        if !how.quiet.is_zero() {
+            let wanted = in_words(how.quiet);
+            (how.tell)(&format!(
+                "waiting until nobody has held the {store} store alone for {wanted}"
+            ));
+        }
+        let waits = |found: &[Unpaired]| {
+            let (named, patience) = (name_all(found), in_words(how.patience));
+            (how.tell)(&format!(
+                "waiting for locks that are held in the {store} store alone, {patience} at most: {named}"
+            ));
+        };
+        let sides = [alone];
+        let pairs = Pairs {
+            opened,
+            maps: &self.maps,
+            sides: &sides,
+        };
+        let found = pairs
+            .lingering(how.quiet, how.patience, &waits)
+            .await?
+            .lingering;
+        Ok((!found.is_empty()).then(|| {
+            format!(
+                "{} locks are held in the {store} store alone ({}): by programs that were not switched to the set, or that do \
+                 not renew; switch or end them, and repeat this",
+                found.len(),
+                name_all(&found)
+            )
+        }))
     }
+}
+
+/// The first of these locks and holders.
+fn name_all(found: &[Unpaired]) -> String {
+    let named = found.iter().take(NAMED);
+    let named = named.map(|unpaired| format!("{} by {}", unpaired.name, unpaired.owner));
+    let named: Vec<_> = named.collect();
+    let more = if found.len() > NAMED {
+        " and others"
+    } else {
+        ""
+    };
+    named.join(", ") + more
 }
 
 /// How long all stores must have had the record of `from` before the next step. A client may believe for this long by older

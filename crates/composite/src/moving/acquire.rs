@@ -192,15 +192,13 @@ impl Acquiring<'_> {
             return Ok(Standing::Ended);
         }
         let counts = route.counts == Some(store);
-        let floor = match counts {
-            true => route.floor,
-            false => Token(0),
-        };
-        let claim = at_store(self.claim, counts, floor);
+        let claim = at_store(self.claim, counts, route.floor);
         let standing = place_half(self.state, store, &mut half, &claim).await?;
         match &standing {
             // Granted before the floor was known. A downgrade does not come here: its token is new, or that of a late answer.
-            Standing::Held(grant) if grant.tokens.first <= floor => Ok(Standing::Ended),
+            Standing::Held(grant) if counts && grant.tokens.first <= route.floor => {
+                Ok(Standing::Ended)
+            }
             Standing::Waiting(_) => {
                 self.entry.wait_for(Waits::AtStore(store));
                 Ok(standing)
@@ -248,13 +246,12 @@ pub(crate) async fn believe(
     Some(grant)
 }
 
-/// The claim as it is sent to a store. Only the store that counts gives a range of tokens.
+/// The claim as it is sent to a store. Only the store that counts gives a range of tokens. The tokens of the other one are above
+/// the floor as well, so that everybody can tell which of them were drawn since the last hush.
 pub(crate) fn at_store(claim: &Claim, counts: bool, floor: Token) -> Claim {
     let mut claim = claim.clone();
-    if counts {
-        claim.floor = claim.floor.max(floor);
-    } else {
-        claim.floor = Token(0);
+    claim.floor = claim.floor.max(floor);
+    if !counts {
         claim.reserve = 1;
         // So an operator can evict the holder from both stores.
         claim.record = true;

@@ -24,10 +24,11 @@ impl Inspect for Moving {
             return self.look_at(route.first, name).await;
         };
         let (old, new) = tokio::join!(self.look_at(route.first, name), self.look_at(second, name));
+        let latest = route.latest == second;
         Ok(match now.known.phase {
-            Phase::BothNew => together(new?, old, route),
+            Phase::BothNew => together(new?, old, route, latest),
             // In the other phases a hold goes on without the new store.
-            _ => together(old?, new, route),
+            _ => together(old?, new, route, !latest),
         })
     }
 
@@ -84,7 +85,7 @@ impl Inspect for Moving {
                 return Ok(view);
             };
             let there = self.look_at(other, &view.name).await;
-            Ok::<_, Error>(together(view, there, route))
+            Ok::<_, Error>(together(view, there, route, route.latest == place))
         });
         let looks = stream::iter(looks).buffered(LOOKS_AT_ONCE);
         let mut items: Vec<LockView> = looks.try_collect().await?;
@@ -123,10 +124,12 @@ impl Inspect for Moving {
         }
     }
 
-    /// Attests the owner's hold at each store that holds need now, for as long as knowledge of the record carries it.
+    /// Attests the owner's hold at each store that holds need now, for as long as knowledge of the record carries it. There is no
+    /// token if only the holder knows which one it uses.
     async fn attest(&self, name: &LockName, owner: &str) -> Result<Option<(HolderView, Grant)>> {
         let (now, route) = self.route(name).await?;
         let mut found: Option<(HolderView, Grant)> = None;
+        let (mut own, mut other) = (None, None);
         for store in route.stores().filter(|store| route.needs(*store)) {
             let member = &self.state().members[store];
             let inspect = member.engine().await?.inspect();
@@ -134,6 +137,10 @@ impl Inspect for Moving {
             let Some((holder, grant)) = attested.map_err(|error| member.named(error))? else {
                 return Ok(None);
             };
+            match store == route.latest {
+                true => own = holder.token,
+                false => other = holder.token,
+            }
             found = Some(match found {
                 None => (holder, grant),
                 Some((first, _)) if first.claim != holder.claim => return Ok(None),
@@ -149,17 +156,16 @@ impl Inspect for Moving {
             return Ok(None);
         };
         grant.lease = grant.lease.min(now.ends().since(grant.counted_from));
-        if let (Some(token), Some(second)) = (holder.token, route.second)
-            && token <= route.floor
+        holder.token = route.token_of_holder(own, other);
+        if let Some(store) = route.other()
+            && holder.token.is_none()
+            && !route.needs(store)
         {
-            let other = if route.counts == Some(second) {
-                route.first
-            } else {
-                second
-            };
-            let view = self.look_at(other, name).await?;
-            holder.token = token_of(&holder, &view, route.floor);
-            grant.tokens.first = holder.token.unwrap_or(token);
+            let other = token_in(&self.look_at(store, name).await?, &holder);
+            holder.token = route.token_of_holder(own, other);
+        }
+        if let Some(token) = holder.token {
+            grant.tokens.first = token;
         }
         Ok(Some((holder, grant)))
     }
@@ -217,18 +223,25 @@ fn without_record() -> Finding {
     Finding::new(Purpose::Efficiency, what, change)
 }
 
-/// What the store that counts shows of a name that is moving, together with the other store, if that answered.
-fn together(mut counted: LockView, other: Result<LockView>, route: Route) -> LockView {
+/// What one store shows of a name that is moving, together with the other store, if that answered. `latest` says whether the one
+/// store counts.
+fn together(mut shown: LockView, other: Result<LockView>, route: Route, latest: bool) -> LockView {
     if let Ok(other) = other {
         if route.counts.is_none() {
-            waits_in_the_hush(&mut counted, &other);
+            waits_in_the_hush(&mut shown, &other);
         }
-        for holder in &mut counted.holders {
-            holder.token = token_of(holder, &other, route.floor);
+        for holder in shown
+            .holders
+            .iter_mut()
+            .filter(|holder| holder.claim.is_some())
+        {
+            let (own, there) = (holder.token, token_in(&other, holder));
+            let tokens = if latest { (own, there) } else { (there, own) };
+            holder.token = route.token_of_holder(tokens.0, tokens.1).or(own);
         }
-        counted.waiters.extend(other.waiters);
+        shown.waiters.extend(other.waiters);
     }
-    counted
+    shown
 }
 
 /// In the hush a hold needs both stores. A claim that has only the old one is the first waiter.
@@ -245,16 +258,11 @@ fn waits_in_the_hush(old: &mut LockView, new: &LockView) {
     old.waiters.splice(..0, waits);
 }
 
-/// The token that the holder itself uses. A token that is not above the floor was granted before its store counted; the holder
-/// then uses that of the other store.
-fn token_of(holder: &HolderView, other: &LockView, floor: Token) -> Option<Token> {
-    let own = holder.token?;
-    if own > floor || holder.claim.is_none() {
-        return Some(own);
-    }
-    let mut others = other.holders.iter();
-    let there = others.find(|there| there.claim == holder.claim);
-    there.and_then(|there| there.token).or(Some(own))
+/// The token of the holder's claim in another store.
+fn token_in(view: &LockView, holder: &HolderView) -> Option<Token> {
+    let mut holders = view.holders.iter();
+    let there = holders.find(|there| holder.claim.is_some() && there.claim == holder.claim);
+    there?.token
 }
 
 impl Moving {

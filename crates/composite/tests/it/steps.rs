@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use fencelock_composite::{How, Moving, Phase, Stepped};
 use fencelock_core::engine::{Claim, Leave, RecordChange, Standing};
-use fencelock_core::{ClaimId, ClaimIds, Client, Engine, Error, LockName};
+use fencelock_core::{ClaimId, ClaimIds, Client, Engine, Error, LockName, Memory};
 
-use crate::moving::{TTL, Two, set_phase};
+use crate::moving::{TTL, Two, set_phase, token};
 use crate::until;
 
 /// A client of the old store by itself, which was opened before the move began.
@@ -109,6 +109,75 @@ async fn without_the_old_store_the_last_phase_gets_another_version() {
     let done = two.migration().finish_without_old(&how).await.unwrap();
     assert_eq!(done, Stepped::Done(Phase::New));
     assert_eq!(version().await, before.map(|version| version + 2));
+}
+
+/// The tokens of a move are ahead of those that the emptied store would give.
+#[tokio::test]
+async fn tokens_grow_after_the_loss_of_the_store_that_counts() {
+    let two = Two::prepared().await;
+    two.move_all().await;
+    let client = two.client().await;
+    let mut last = token(&client, "x").await;
+    for _ in 0..5 {
+        last = token(&client, "x").await;
+    }
+    let emptied = Two {
+        old: two.old.another(),
+        new: Memory::new(),
+    };
+    let how = How::new("test").record_lost(true);
+    let done = emptied.migration().finish(&how).await.unwrap();
+    assert_eq!(done, Stepped::Done(Phase::New));
+    // Clients that knew the record before the loss learn the new floor as well.
+    let status = emptied.migration().status().await.unwrap();
+    assert_eq!(status.stores[0].version, status.stores[1].version);
+    let next = token(&emptied.client().await, "x").await;
+    assert!(next > last, "{next} after {last}");
+    let done = emptied.migration().finish(&how).await.unwrap();
+    assert_eq!(done, Stepped::Done(Phase::New));
+    let again = emptied.migration().status().await.unwrap();
+    assert_eq!(again.version, status.version);
+}
+
+/// A process within a hold gets the owner's token in every phase, or none. It never gets that of a claim which a store has
+/// granted anew.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hold_has_one_token_for_others_in_every_phase() {
+    let two = Two::prepared().await;
+    let (client, other) = (two.client().await, two.engine().await);
+    let owner = client.owner();
+    let guard = client.lock("x").ttl(TTL).owner(&owner).await.unwrap();
+    let (name, own) = (guard.name().clone(), guard.token());
+    let steps = async {
+        two.begin().await;
+        two.finish(Phase::BothNew).await;
+        two.finish(Phase::New).await;
+        two.abort().await;
+    };
+    let mut told = Vec::new();
+    let attests = async {
+        loop {
+            let phase = other.phase();
+            let attested = other.inspect().attest(&name, owner.as_str()).await;
+            let (holder, _) = attested.unwrap().unwrap();
+            if told.last() != Some(&(phase, holder.token)) {
+                told.push((phase, holder.token));
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::select! {
+        () = steps => {}
+        () = attests => {}
+    }
+    assert!(guard.is_valid());
+    let wrong = |(_, token): &&(_, Option<_>)| token.is_some_and(|token| token != own);
+    assert_eq!(told.iter().find(wrong), None, "{own}: {told:?}");
+    for phase in [Phase::Old, Phase::BothOld, Phase::BothNew] {
+        assert!(told.contains(&(Some(phase), Some(own))), "{told:?}");
+    }
+    assert!(told.contains(&(Some(Phase::New), None)), "{told:?}");
+    guard.release().await.unwrap();
 }
 
 fn claim() -> Claim {

@@ -60,6 +60,13 @@ async fn join(state: &Arc<State>, request: &Request) -> Result<Option<Share>> {
     let Some(id) = holder.claim else {
         return Ok(None);
     };
+    if holder.token.is_none() {
+        let why = format!(
+            "the owner has held lock {} since before a move of its store, so only that process knows its token; release it there and take it again",
+            claim.name
+        );
+        return Err(Error::unsupported(&state.engine, "entering this hold", why));
+    }
     let joined = Claim {
         id,
         owner: holder.owner.as_str().into(),
