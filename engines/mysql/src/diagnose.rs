@@ -31,7 +31,7 @@ const LONG: Duration = Duration::from_secs(3600);
 
 pub(super) async fn findings(config: &Config, tables: &Tables) -> Result<Vec<Finding>> {
     let Connected { mut conn, info, .. } = connect(config).await?;
-    let failed = |error| caller_error(&config.store, "ask for its settings", error);
+    let failed = |error| caller_error(&config.store, "asking for its settings", error);
     let mut request = Request::of(ASK);
     REPLICAS.into_iter().for_each(|ask| {
         request.push(ask);
@@ -163,7 +163,7 @@ async fn of_ears(conn: &mut Conn, config: &Config, tables: &Tables) -> Result<Op
                 return Ok(Some(polls(server.message, change)));
             }
         }
-        Err(error) => return Err(caller_error(&config.store, "try its rights", error)),
+        Err(error) => return Err(caller_error(&config.store, "trying its rights", error)),
         Ok(_) => {}
     }
     let name = new_name();
@@ -222,7 +222,7 @@ async fn rights(
             let Err(error) = Request::of(statement).run(conn).await else {
                 continue;
             };
-            match caller_error(&config.store, "try its rights", error) {
+            match caller_error(&config.store, "trying its rights", error) {
                 Error::Refused { .. } => findings.push(Finding::new(
                     Purpose::Efficiency,
                     format!("this user may not {right} on {table}, so waiting, renewing or releasing fails"),
@@ -259,7 +259,7 @@ pub(super) async fn may_create(conn: &mut Conn, config: &Config) -> Result<bool>
         AND grantee = CONCAT('\\'', REPLACE(CURRENT_USER(), '@', '\\'@\\''), '\\'') LIMIT 1";
     let answers = Request::of(MAY).run(conn).await;
     let answers =
-        answers.map_err(|error| caller_error(&config.store, "ask for its rights", error))?;
+        answers.map_err(|error| caller_error(&config.store, "asking for its rights", error))?;
     Ok(!answers[0].rows.is_empty())
 }
 

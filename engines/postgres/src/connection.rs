@@ -97,14 +97,14 @@ impl Hosts {
         let connected = tokio::time::timeout(share, self.connect_to(host, signal, listener)).await;
         connected.unwrap_or_else(|_| {
             let why = format!("no answer within {share:?}; is it a PostgreSQL server?");
-            Err(Error::unavailable(self, "connect", why))
+            Err(Error::unavailable(self, "connecting", why))
         })
     }
 
     pub(super) fn recovering(&self) -> Error {
         let why =
             "this host is a replica in recovery and cannot be written to; name the primary as well";
-        Error::unavailable(self, "connect", why)
+        Error::unavailable(self, "connecting", why)
     }
 
     pub(super) async fn connect_to(
@@ -158,7 +158,7 @@ impl Hosts {
         };
         let prepare = format!("{access}{PREPARE_ALL}");
         let answer = session.client.simple_query(&prepare).await;
-        let answer = answer.map_err(|error| self.error("prepare a connection", error))?;
+        let answer = answer.map_err(|error| self.error("preparing a connection", error))?;
         let row = columns(&answer).ok_or_else(|| self.internal("no answer to a SELECT"))?;
         let [pid, started, recovering] = row.as_slice() else {
             return Err(self.internal("a SELECT has other columns than it names"));
@@ -175,7 +175,7 @@ impl Hosts {
     /// Whether the next transaction of a connection runs in this process of the server.
     pub(super) async fn is_at(&self, session: &Session, pid: &str) -> Result<bool> {
         let answer = session.client.simple_query(CHECK).await;
-        let answer = answer.map_err(|error| self.error("prepare a connection", error))?;
+        let answer = answer.map_err(|error| self.error("preparing a connection", error))?;
         let answer = columns(&answer).ok_or_else(|| self.internal("no answer to a SELECT"))?;
         Ok(answer.first().is_some_and(|answer| answer == pid))
     }

@@ -67,7 +67,7 @@ fn error_of_driver(store: &str, action: &str, error: &tokio_postgres::Error) -> 
         return Error::refused(store, action, why);
     }
     let strange = ["parsing response", "unexpected message"];
-    if action == "connect" && strange.iter().any(|what| text.contains(what)) {
+    if action == "connecting" && strange.iter().any(|what| text.contains(what)) {
         let why = format!(
             "the server at that port is not a PostgreSQL server ({said}); check host and port"
         );

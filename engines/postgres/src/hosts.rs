@@ -120,7 +120,7 @@ impl Servers for Attempt<'_> {
             }
         }
         let why: Vec<String> = why.iter().map(ToString::to_string).collect();
-        let action = "find a host that takes writes";
+        let action = "finding a host that takes writes";
         Err(Error::unavailable(hosts, action, why.join("; ")))
     }
 

@@ -17,7 +17,7 @@ pub(super) async fn limits(
     strategy: Strategy,
 ) -> Result<Vec<Finding>> {
     let rows = session
-        .query(hosts, "ask for its settings", ASK, &[])
+        .query(hosts, "asking for its settings", ASK, &[])
         .await?;
     let row = rows
         .first()

@@ -64,9 +64,9 @@ pub(super) fn refused(
     match error.as_db_error() {
         Some(reported) if *reported.code() == SqlState::INVALID_AUTHORIZATION_SPECIFICATION => {
             let more = tls::hint(tls, tls.mode(host));
-            Error::refused(store, "connect", format!("{}{more}", reported.message()))
+            Error::refused(store, "connecting", format!("{}{more}", reported.message()))
         }
-        _ => caller_error(store, "connect", error),
+        _ => caller_error(store, "connecting", error),
     }
 }
 

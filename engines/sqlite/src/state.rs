@@ -254,7 +254,7 @@ impl State {
 
     /// A job that reaps the waiters whose process has ended.
     pub(crate) fn reap_gone(&self, gone: Vec<WakeUp>) -> Box<dyn Job> {
-        let action = Action::Other("reap waiters of ended processes");
+        let action = Action::Other("reaping waiters of ended processes");
         self.job(action, move |transaction| {
             for wake_up in &gone {
                 if let Message::Turn(name, claim) = &wake_up.message {
@@ -279,7 +279,7 @@ impl State {
         }
         let deadline = now + self.parts.file.config.response_timeout;
         if let Err(failure) = self.transaction(deadline, reap::expired) {
-            let action = Action::Other("delete expired rows");
+            let action = Action::Other("deleting expired rows");
             let error = failure.explain(&self.parts.file, &action);
             tracing::debug!(%error, "expired rows stay for now");
         }

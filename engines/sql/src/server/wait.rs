@@ -33,7 +33,7 @@ impl<D: Dialect> State<D> {
             if poll_at == place.recheck {
                 return Ok(None);
             }
-            let mut call = self.pool.call(action("look at", &claim.name));
+            let mut call = self.pool.call(action("looking at", &claim.name));
             let version = attempt!(call, Lane::Others, |session| {
                 dialect.version(session, &claim.name).await
             });
