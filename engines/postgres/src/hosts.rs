@@ -110,7 +110,7 @@ impl Servers for Attempt<'_> {
                     hosts.first.store(host, Ordering::Relaxed);
                     return Ok((session, host));
                 }
-                Ok(_) => why.push(hosts.recovering()),
+                Ok(_) => why.push(hosts.recovering(host)),
                 Err(error @ Error::Unavailable { .. }) => {
                     // The next connection tries another host first.
                     hosts.first.store((host + 1) % count, Ordering::Relaxed);
