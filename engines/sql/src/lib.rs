@@ -25,10 +25,6 @@ pub use page::page_of;
 #[cfg(feature = "server")]
 pub use settings::Settings;
 
-/// The reason why a store that was opened for inspection grants nothing.
-#[cfg(feature = "server")]
-const INSPECT_ONLY: &str = "it was opened for inspection only; open it again without inspect_only";
-
 /// The same failure for each of the holds in a request that failed.
 pub fn unknown(store: &impl std::fmt::Display, error: Error, count: usize) -> Vec<Renewal> {
     let cause = error.to_string();

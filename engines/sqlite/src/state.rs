@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fencelock_core::engine::Event;
-use fencelock_core::{BootInstant, Clock, Error, Result};
+use fencelock_core::support::inspect_only;
+use fencelock_core::{BootInstant, Clock, Result};
 use rusqlite::Connection;
 use tokio::sync::mpsc;
 
@@ -177,11 +178,7 @@ impl State {
     fn opened(&self) -> Result<&OpenFile, Failure> {
         let file = &self.parts.file;
         let why = || match file.config.inspect_only {
-            true => Error::unsupported(
-                file,
-                "taking, renewing or releasing a lock",
-                "it was opened for inspection only; open it again without inspect_only",
-            ),
+            true => inspect_only(file, "taking, renewing or releasing a lock"),
             false => file.replaced(),
         };
         Ok(self.open.as_ref().ok_or_else(why)?)
