@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use fencelock_core::engine::{Claim, Event, Grant, Place};
+use fencelock_core::support::jitter;
 use fencelock_core::{ClaimId, Clock, LockName, Result};
 use fencelock_sql::lease::Step;
-use fencelock_sql::poll::jitter;
 use rusqlite::{OptionalExtension, params};
 use tokio::sync::mpsc;
 

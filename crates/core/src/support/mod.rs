@@ -7,7 +7,7 @@ mod contention;
 mod inspect_only;
 mod mutex;
 
-pub use backoff::Backoff;
+pub use backoff::{Backoff, jitter};
 pub use clock_watch::{Asked, ClockWatch};
 pub use contention::{Contention, NameContention, spread};
 pub use inspect_only::inspect_only;

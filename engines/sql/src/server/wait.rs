@@ -1,12 +1,12 @@
 //! Waits for a wake-up, a pushed grant, or a change that a poll finds.
 
 use fencelock_core::engine::{Claim, Grant, Place};
+use fencelock_core::support::jitter;
 use fencelock_core::{Clock, Result};
 
 use super::dialect::Dialect;
 use super::pool::{Lane, attempt};
 use super::state::{State, action};
-use crate::poll::jitter;
 
 impl<D: Dialect> State<D> {
     pub(super) async fn wait(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
