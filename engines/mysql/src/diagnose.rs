@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use fencelock_core::{Asked, ClockWatch, Error, Finding, Purpose, Result};
+use fencelock_core::support::{Asked, ClockWatch};
+use fencelock_core::{Error, Finding, Purpose, Result};
 use mysql_async::{Conn, Row, from_row_opt};
 
 use super::config::{Config, WAIT_TIMEOUT};

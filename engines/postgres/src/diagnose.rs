@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use fencelock_core::{Asked, ClockWatch, Finding, Purpose, Result};
+use fencelock_core::support::{Asked, ClockWatch};
+use fencelock_core::{Finding, Purpose, Result};
 use fencelock_sql::bound::CloseSignal;
 
 use super::connection::{Hosts, Session};
