@@ -184,6 +184,29 @@ async fn of_ears(conn: &mut Conn, config: &Config, tables: &Tables) -> Result<Op
     })
 }
 
+/// The tables of a strategy, each with one of its columns and the rights that the engine needs.
+fn used(tables: &Tables, strategy: Strategy) -> Vec<(&str, &'static str, &'static [&'static str])> {
+    const ALL: &[&str] = &["SELECT", "INSERT", "UPDATE", "DELETE"];
+    match strategy {
+        Strategy::Lease => vec![
+            (&tables.locks, "name", ALL),
+            (&tables.holders, "name", ALL),
+            (&tables.waiters, "name", ALL),
+            (&tables.draws, "id", &["SELECT", "UPDATE"]),
+        ],
+        Strategy::ForUpdate => vec![
+            (&tables.names, "name", ALL),
+            (&tables.bound, "name", ALL),
+            (&tables.tokens, "id", ALL),
+        ],
+        Strategy::GetLock => vec![
+            (&tables.bound, "name", ALL),
+            (&tables.tokens, "id", ALL),
+            (&tables.counter, "id", ALL),
+        ],
+    }
+}
+
 /// Missing rights that would otherwise show only later.
 async fn rights(
     conn: &mut Conn,
@@ -192,28 +215,9 @@ async fn rights(
     takes_writes: bool,
     findings: &mut Vec<Finding>,
 ) -> Result<()> {
-    const ALL: &[&str] = &["SELECT", "INSERT", "UPDATE", "DELETE"];
-    let used = match config.strategy {
-        Strategy::Lease => &[
-            (&tables.locks, "name", ALL),
-            (&tables.holders, "name", ALL),
-            (&tables.waiters, "name", ALL),
-            (&tables.draws, "id", &["SELECT", "UPDATE"]),
-        ][..],
-        Strategy::ForUpdate => &[
-            (&tables.names, "name", ALL),
-            (&tables.bound, "name", ALL),
-            (&tables.tokens, "id", ALL),
-        ],
-        Strategy::GetLock => &[
-            (&tables.bound, "name", ALL),
-            (&tables.tokens, "id", ALL),
-            (&tables.counter, "id", ALL),
-        ],
-    };
     let mut missing = Vec::new();
-    for (table, column, rights) in used {
-        for right in *rights {
+    for (table, column, rights) in used(tables, config.strategy) {
+        for right in rights {
             let statement = match *right {
                 "SELECT" => format!("SELECT 1 FROM {table} WHERE 1 = 0"),
                 "INSERT" => format!("INSERT INTO {table} SELECT * FROM {table} WHERE 1 = 0"),

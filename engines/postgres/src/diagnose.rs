@@ -55,6 +55,14 @@ pub(super) async fn findings(hosts: &Hosts) -> Result<Vec<Finding>> {
         ));
     }
     findings.extend(absent(hosts, &mut session, tables).await?);
+    findings.extend(rights(hosts, &mut session, tables).await?);
+    findings.extend(clock(hosts, &mut session).await?);
+    Ok(findings)
+}
+
+/// Missing rights that would otherwise show only later.
+async fn rights(hosts: &Hosts, session: &mut Session, tables: &[&str]) -> Result<Vec<Finding>> {
+    let mut findings = Vec::new();
     let missing = session
         .query(hosts, "asking for its rights", MISSING, &[&tables])
         .await?;
@@ -78,6 +86,11 @@ pub(super) async fn findings(hosts: &Hosts) -> Result<Vec<Finding>> {
             ));
         }
     }
+    Ok(findings)
+}
+
+/// Whether the server's clock is right and runs evenly.
+async fn clock(hosts: &Hosts, session: &mut Session) -> Result<Vec<Finding>> {
     let mut watch = ClockWatch::new(hosts.to_string());
     for round in 0..ClockWatch::TIMES {
         if round > 0 {
@@ -92,8 +105,7 @@ pub(super) async fn findings(hosts: &Hosts) -> Result<Vec<Finding>> {
             watch.told(asked, Duration::from_micros(micros));
         }
     }
-    findings.extend(watch.findings());
-    Ok(findings)
+    Ok(watch.findings())
 }
 
 /// Missing tables, and functions that are missing or of an older version, unless this user's next claim creates them.
