@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs missing programs that the tests need, then runs the whole suite against real servers. With `--engine NAME`:
-# the tests of one engine. With other arguments: `cargo test` of the workspace with these arguments.
+# the tests of one engine. With `--no-run`: builds what the whole suite needs. With other arguments: `cargo test` of the
+# workspace with these arguments.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -37,6 +38,14 @@ export RUST_TEST_THREADS=${RUST_TEST_THREADS:-4}
 # With all stores. By default the command has only those stores that need no other software to build.
 tests=(cargo test --workspace --features fencelock-cli/all)
 longest=("${tests[@]}" --test engines --test planted --no-fail-fast)
+build() {
+    "${tests[@]}" --no-run
+    "${longest[@]}" --no-run
+}
+if [[ $* == --no-run ]]; then
+    build
+    exit
+fi
 if [[ ${1-} != --engine ]] && (($#)); then
     exec "${tests[@]}" "$@"
 fi
@@ -69,8 +78,7 @@ if [[ ${1-} == --engine ]]; then
     exit "$failed"
 fi
 
-"${tests[@]}" --no-run
-"${longest[@]}" --no-run
+build
 
 # One group: the list of cases on every engine, the planted bugs, and the examples in the documentation. The other
 # group, all other tests, takes as long. Each group mostly waits, so both run at the same time.

@@ -6,7 +6,7 @@ use fencelock::{Client, Clock, Error, Guard, LockName, Owner};
 use fencelock_wire::ClaimKey;
 
 use crate::args::{AcquireOptions, IfAway, Patience, Times};
-use crate::away::Ear;
+use crate::away::AwayWatch;
 use crate::environment::outer_owner;
 use crate::exit::{Failure, code};
 use crate::progress;
@@ -30,7 +30,7 @@ pub(crate) struct How<'a> {
     /// What to do if the store is away.
     pub(crate) if_away: Option<IfAway>,
     /// Reports that the store is away; `None` if the request waits for the store.
-    ear: Option<Ear>,
+    away: Option<AwayWatch>,
 }
 
 impl<'a> How<'a> {
@@ -42,10 +42,10 @@ impl<'a> How<'a> {
     }
 
     pub(crate) fn if_away(choice: Option<IfAway>) -> Self {
-        let hears = choice.is_some_and(|choice| choice != IfAway::Wait);
+        let watches = choice.is_some_and(|choice| choice != IfAway::Wait);
         Self {
             if_away: choice,
-            ear: hears.then(Ear::new),
+            away: watches.then(AwayWatch::new),
             ..Self::default()
         }
     }
@@ -53,8 +53,8 @@ impl<'a> How<'a> {
 
 /// Returns when the store is away, unless the request waits for the store.
 async fn is_away(how: &How<'_>) -> Error {
-    match &how.ear {
-        Some(ear) => ear.away().await,
+    match &how.away {
+        Some(watch) => watch.away().await,
         None => std::future::pending().await,
     }
 }
@@ -68,7 +68,7 @@ async fn open(
 ) -> Result<Client, Failure> {
     let begun = Clock::Boot.now();
     // A request that does not wait for the store makes one attempt.
-    let patience = match how.ear {
+    let patience = match how.away {
         Some(_) => Patience::Until(Duration::ZERO),
         None => times.patience,
     };
@@ -78,7 +78,7 @@ async fn open(
             options.purpose,
             patience,
             how.key,
-            how.ear.as_ref(),
+            how.away.as_ref(),
         );
         let left = match times.patience {
             Patience::None => Some(Duration::ZERO),

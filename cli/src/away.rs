@@ -22,29 +22,29 @@ const STALLED: Duration = Duration::from_secs(5);
 
 /// Learns that a store is away when the store's breaker opens, or when it grants nothing for a while.
 #[derive(Clone, Debug)]
-pub(crate) struct Ear(watch::Sender<Option<(String, String)>>);
+pub(crate) struct AwayWatch(watch::Sender<Option<(String, String)>>);
 
-impl Ear {
+impl AwayWatch {
     pub(crate) fn new() -> Self {
         Self(watch::Sender::new(None))
     }
 
-    /// Puts a breaker and this ear around an engine.
+    /// Puts a breaker and this watch around an engine.
     pub(crate) fn around(&self, engine: Arc<dyn Engine>) -> Arc<dyn Engine> {
         let breaker = Breaker::new(engine);
-        let ear = self.clone();
+        let watch = self.clone();
         let stalled_since = Mutex::default();
-        Arc::new(Listening {
+        Arc::new(Watched {
             breaker,
-            ear,
+            watch,
             stalled_since,
         })
     }
 
     /// Returns when the store is away, with the error.
     pub(crate) async fn away(&self) -> Error {
-        let mut heard = self.0.subscribe();
-        let away = heard.wait_for(Option::is_some).await;
+        let mut noted = self.0.subscribe();
+        let away = noted.wait_for(Option::is_some).await;
         let away = away.ok().and_then(|away| away.clone());
         let (store, why) = away.unwrap_or_default();
         Error::unavailable(store, "taking the lock", why)
@@ -52,15 +52,15 @@ impl Ear {
 }
 
 #[derive(Debug)]
-struct Listening {
+struct Watched {
     breaker: Breaker,
-    ear: Ear,
+    watch: AwayWatch,
     /// Since when the store has answered that it grants nothing.
     stalled_since: Mutex<Option<Instant>>,
 }
 
-impl Listening {
-    fn hear<T>(&self, answer: Result<T, Error>) -> Result<T, Error> {
+impl Watched {
+    fn note<T>(&self, answer: Result<T, Error>) -> Result<T, Error> {
         if let Err(Error::Unavailable { store, cause, .. }) = &answer
             && self.breaker.away().is_some()
         {
@@ -70,7 +70,7 @@ impl Listening {
     }
 
     /// A store that grants nothing for a while, as in an interrupted move, counts as one that is away.
-    fn hear_stall(&self, stalled: Option<&str>) {
+    fn note_stall(&self, stalled: Option<&str>) {
         let mut since = self.stalled_since.lock();
         let Some(why) = stalled else {
             *since = None;
@@ -82,10 +82,10 @@ impl Listening {
     }
 
     fn is_away(&self, store: String, why: String) {
-        self.ear.0.send_if_modified(|heard| {
-            let first = heard.is_none();
+        self.watch.0.send_if_modified(|noted| {
+            let first = noted.is_none();
             if first {
-                *heard = Some((store, why));
+                *noted = Some((store, why));
             }
             first
         });
@@ -93,15 +93,15 @@ impl Listening {
 }
 
 #[async_trait]
-impl Layer for Listening {
+impl Layer for Watched {
     fn below(&self) -> &dyn Engine {
         &self.breaker
     }
 
     async fn place(&self, claim: &Claim) -> Result<Standing, Error> {
-        let placed = self.hear(self.below().place(claim).await);
+        let placed = self.note(self.below().place(claim).await);
         if let Ok(standing) = &placed {
-            self.hear_stall(match standing {
+            self.note_stall(match standing {
                 Standing::Waiting(place) => place.stalled.as_deref(),
                 _ => None,
             });
@@ -110,11 +110,11 @@ impl Layer for Listening {
     }
 
     async fn wait(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>, Error> {
-        self.hear(self.below().wait(claim, place).await)
+        self.note(self.below().wait(claim, place).await)
     }
 }
 
-impl fmt::Display for Listening {
+impl fmt::Display for Watched {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.breaker, f)
     }

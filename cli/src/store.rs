@@ -9,7 +9,7 @@ use fencelock::{Client, Error, StoreUrl};
 use fencelock_wire::ClaimKey;
 
 use crate::args::{Patience, Purpose};
-use crate::away::Ear;
+use crate::away::AwayWatch;
 use crate::environment::STORE;
 use crate::exit::{Failure, say};
 use crate::keyed::{Keyed, detachable, with_key};
@@ -82,7 +82,7 @@ pub(crate) async fn open(
     purpose: Option<Purpose>,
     patience: Patience,
     key: Option<&ClaimKey>,
-    ear: Option<&Ear>,
+    away: Option<&AwayWatch>,
 ) -> Result<Client, Failure> {
     let Resolved { url, purpose: said } = store.resolve()?;
     let mut connect = match key {
@@ -97,9 +97,9 @@ pub(crate) async fn open(
     };
     let purpose = purpose.map(Into::into).or(said);
     connect = connect.purpose(purpose.unwrap_or_default());
-    if let Some(ear) = ear.cloned() {
-        // A request with an ear never has a key.
-        connect = connect.layer(move |engine| ear.around(engine));
+    if let Some(watch) = away.cloned() {
+        // A request with such a watch never has a key.
+        connect = connect.layer(move |engine| watch.around(engine));
     }
     if let Patience::Until(most) = patience {
         connect = connect.patience(most);

@@ -1,5 +1,5 @@
-//! The supervisor process: it starts the command, holds the deadline, and ends the command's whole process group when
-//! the deadline passes or `run` is gone, even while `run` is stopped.
+//! The supervisor process starts the command and holds the deadline. It ends the command's whole process group when the
+//! deadline passes or `run` is gone, even while `run` is stopped.
 //!
 //! `run` starts the supervisor by executing this binary again, with a socket as its standard input. The supervisor is the
 //! parent of the command: so the command never runs without it, and the id of the command's group is not reused. The supervisor

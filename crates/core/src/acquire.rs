@@ -384,8 +384,9 @@ impl Acquire {
     ///
     /// # Errors
     /// The request ends with [`Error::Unsupported`] on a store where a lock ends with its session or connection
-    /// ([`Promises::lease`](crate::engine::Promises::lease)), with [`Error::Invalid`] if [`max_hold`](Acquire::max_hold) is
-    /// shorter, or if the store takes no lease of that length. [`Guard::downgrade`] is refused.
+    /// ([`Promises::lease`](crate::engine::Promises::lease)). It ends with [`Error::Invalid`] if
+    /// [`max_hold`](Acquire::max_hold) is shorter, or if the store takes no lease of that length. [`Guard::downgrade`] is
+    /// refused.
     pub fn at_least(mut self, least: Duration) -> Self {
         self.terms.at_least = Some(least).filter(|least| !least.is_zero());
         self

@@ -20,7 +20,7 @@ type Change = Arc<dyn Fn(Acquire) -> Acquire + Send + Sync>;
 /// A request for several locks, made by [`Client::lock_all`] or [`Client::try_lock_all`]. Await it.
 ///
 /// The locks are taken one after the other in the order of their names. So two requests for the same locks never wait for each
-/// other in a circle. (A task that holds a lock already and then asks for others by `lock_all` is outside that order.) A name
+/// other in a circle. A task that holds a lock already and then asks for others by `lock_all` is outside that order. A name
 /// that was given twice is one lock.
 ///
 /// # Cancel safety

@@ -423,10 +423,13 @@ impl Guard {
     /// shared is returned unchanged.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if the store has no shared mode; [`Error::Invalid`] for a permit, for a hold that was joined, for
-    /// one with [`Acquire::at_least`](crate::Acquire::at_least), and for a hold that its owner has entered more than once;
-    /// [`Error::Lost`] if the lock was lost before the store answered; the request is repeated while the validity lasts. After
-    /// an error the lock is released.
+    /// - [`Error::Unsupported`] if the store has no shared mode.
+    /// - [`Error::Invalid`] for a permit, for a hold that was joined, for one with
+    ///   [`Acquire::at_least`](crate::Acquire::at_least), and for a hold that its owner has entered more than once.
+    /// - [`Error::Lost`] if the lock was lost before the store answered. The client repeats the request while the validity
+    ///   lasts.
+    ///
+    /// After an error the lock is released.
     ///
     /// # Cancel safety
     /// If dropped, the lock is released in the background.

@@ -37,7 +37,6 @@ pub use lock::Lock;
 pub use memory::Memory;
 pub use runtime::observer::Observer;
 pub use semaphore::Semaphore;
-pub use support::{Asked, ClockWatch};
 /// What [`Guard::cancellation_token`] returns.
 pub use tokio_util::sync::CancellationToken;
 pub use types::{

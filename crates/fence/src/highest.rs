@@ -112,8 +112,10 @@ impl Highest {
     /// replaced, no holder passes any more ([`FenceError::Damaged`]) until the file is opened again.
     ///
     /// # Errors
-    /// [`FenceError::Write`] if the file cannot be opened or written, [`FenceError::Damaged`] if it is not a file of marks,
-    /// or if a line that was synced is damaged. An incomplete last line, from a crash during a write, is cut off.
+    /// - [`FenceError::Write`] if the file cannot be opened or written.
+    /// - [`FenceError::Damaged`] if it is not a file of marks, or if a line that was synced is damaged.
+    ///
+    /// An incomplete last line, from a crash during a write, is cut off.
     ///
     /// ```
     /// # use fencelock_fence::*;

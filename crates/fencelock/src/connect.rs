@@ -78,8 +78,9 @@ pub async fn open_engine(store: impl Into<Store> + Send) -> Result<Arc<dyn Engin
 /// work. All stores must answer, and no program may use the set meanwhile.
 ///
 /// # Errors
-/// [`Error::Config`](crate::Error::Config) if `store` is not a set, or a store has the record of another shard or set;
-/// [`Error::Unsupported`](crate::Error::Unsupported) if a store keeps no record; and those of opening the stores.
+/// Those of opening the stores, and:
+/// - [`Error::Config`](crate::Error::Config) if `store` is not a set, or a store has the record of another shard or set.
+/// - [`Error::Unsupported`](crate::Error::Unsupported) if a store keeps no record.
 ///
 /// # Cancel safety
 /// May be dropped. Some of the stores may have their records by then.
@@ -105,10 +106,10 @@ type Layer = Box<dyn FnOnce(Arc<dyn Engine>) -> Arc<dyn Engine> + Send>;
 /// A client that is not open yet: change its settings, then `.await` it.
 ///
 /// # Errors
-/// [`Error::Config`](crate::Error::Config) for a URL or an option that cannot be used,
-/// [`Error::Unavailable`](crate::Error::Unavailable) if the store does not answer within
-/// `connect-timeout` (until then it is asked again and again), [`Error::Refused`](crate::Error::Refused) if it
-/// refuses this user.
+/// - [`Error::Config`](crate::Error::Config) for a URL or an option that cannot be used.
+/// - [`Error::Unavailable`](crate::Error::Unavailable) if the store does not answer within `connect-timeout`. Until then the
+///   client asks it again and again.
+/// - [`Error::Refused`](crate::Error::Refused) if the store refuses this user.
 ///
 /// # Cancel safety
 /// May be dropped: nothing is held yet.

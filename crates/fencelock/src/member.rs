@@ -102,7 +102,7 @@ impl OpenStore for Opener {
     async fn open(&self) -> Result<Arc<dyn Engine>> {
         let mut store = self.member.store.lock().await;
         store.url().inspect_only = self.inspect_only;
-        store.open_once().await
+        store.open_in_set().await
     }
 }
 

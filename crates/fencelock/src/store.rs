@@ -9,8 +9,9 @@ use fencelock_core::{Engine, Memory, Result, StoreUrl};
 
 use crate::to_open::ToOpen;
 
-/// A store to be opened, as [`connect`](crate::connect()) takes it: the text of a URL, a [`StoreUrl`], the `Options` of one
-/// kind of store, such as `redis::Options`, or `@` and the name that a store has in the configuration file. `Debug` shows no password.
+/// A store to be opened, as [`connect`](crate::connect()) takes it. It is made from the text of a URL, from a [`StoreUrl`], or
+/// from the `Options` of one kind of store, such as `redis::Options`. It is also made from `@` and the name that a store has in
+/// the configuration file. `Debug` shows no password.
 ///
 /// ```
 /// let store = fencelock::Store::from("redis://ann:secret@cache:6379");

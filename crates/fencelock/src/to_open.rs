@@ -67,9 +67,15 @@ impl ToOpen {
         self.prefixed(engine)
     }
 
-    /// Opens it as a part of another store, with one attempt.
+    /// Opens it as the place of another store's record, with one attempt.
     #[cfg(feature = "composite")]
-    pub(crate) async fn open_once(&mut self) -> Result<Arc<dyn Engine>> {
+    pub(crate) async fn open_once(&self) -> Result<Arc<dyn Engine>> {
+        self.prefixed(self.attempt().await?)
+    }
+
+    /// Opens it as a store of a set, with one attempt.
+    #[cfg(feature = "composite")]
+    pub(crate) async fn open_in_set(&mut self) -> Result<Arc<dyn Engine>> {
         let engine = self.attempt().await?;
         // The set reads the record of the store's own scope.
         let own = self.prefix.clone().unwrap_or_default();

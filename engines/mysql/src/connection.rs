@@ -112,7 +112,7 @@ impl std::fmt::Display for Config {
 }
 
 fn connect_action(config: &Config, host: usize) -> String {
-    format!("connect to {}", config.address(host))
+    format!("connecting to {}", config.address(host))
 }
 
 async fn connect_in_time(config: &Config, host: usize) -> Result<Connected> {

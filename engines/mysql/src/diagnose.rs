@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use fencelock_core::{Asked, ClockWatch, Error, Finding, Purpose, Result};
+use fencelock_core::support::{Asked, ClockWatch};
+use fencelock_core::{Error, Finding, Purpose, Result};
 use mysql_async::{Conn, Row, from_row_opt};
 
 use super::config::{Config, WAIT_TIMEOUT};
@@ -31,7 +32,7 @@ const LONG: Duration = Duration::from_secs(3600);
 
 pub(super) async fn findings(config: &Config, tables: &Tables) -> Result<Vec<Finding>> {
     let Connected { mut conn, info, .. } = connect(config).await?;
-    let failed = |error| caller_error(&config.store, "ask for its settings", error);
+    let failed = |error| caller_error(&config.store, "asking for its settings", error);
     let mut request = Request::of(ASK);
     REPLICAS.into_iter().for_each(|ask| {
         request.push(ask);
@@ -163,7 +164,7 @@ async fn of_ears(conn: &mut Conn, config: &Config, tables: &Tables) -> Result<Op
                 return Ok(Some(polls(server.message, change)));
             }
         }
-        Err(error) => return Err(caller_error(&config.store, "try its rights", error)),
+        Err(error) => return Err(caller_error(&config.store, "trying its rights", error)),
         Ok(_) => {}
     }
     let name = new_name();
@@ -183,6 +184,29 @@ async fn of_ears(conn: &mut Conn, config: &Config, tables: &Tables) -> Result<Op
     })
 }
 
+/// The tables of a strategy, each with one of its columns and the rights that the engine needs.
+fn used(tables: &Tables, strategy: Strategy) -> Vec<(&str, &'static str, &'static [&'static str])> {
+    const ALL: &[&str] = &["SELECT", "INSERT", "UPDATE", "DELETE"];
+    match strategy {
+        Strategy::Lease => vec![
+            (&tables.locks, "name", ALL),
+            (&tables.holders, "name", ALL),
+            (&tables.waiters, "name", ALL),
+            (&tables.draws, "id", &["SELECT", "UPDATE"]),
+        ],
+        Strategy::ForUpdate => vec![
+            (&tables.names, "name", ALL),
+            (&tables.bound, "name", ALL),
+            (&tables.tokens, "id", ALL),
+        ],
+        Strategy::GetLock => vec![
+            (&tables.bound, "name", ALL),
+            (&tables.tokens, "id", ALL),
+            (&tables.counter, "id", ALL),
+        ],
+    }
+}
+
 /// Missing rights that would otherwise show only later.
 async fn rights(
     conn: &mut Conn,
@@ -191,28 +215,9 @@ async fn rights(
     takes_writes: bool,
     findings: &mut Vec<Finding>,
 ) -> Result<()> {
-    const ALL: &[&str] = &["SELECT", "INSERT", "UPDATE", "DELETE"];
-    let used = match config.strategy {
-        Strategy::Lease => &[
-            (&tables.locks, "name", ALL),
-            (&tables.holders, "name", ALL),
-            (&tables.waiters, "name", ALL),
-            (&tables.draws, "id", &["SELECT", "UPDATE"]),
-        ][..],
-        Strategy::ForUpdate => &[
-            (&tables.names, "name", ALL),
-            (&tables.bound, "name", ALL),
-            (&tables.tokens, "id", ALL),
-        ],
-        Strategy::GetLock => &[
-            (&tables.bound, "name", ALL),
-            (&tables.tokens, "id", ALL),
-            (&tables.counter, "id", ALL),
-        ],
-    };
     let mut missing = Vec::new();
-    for (table, column, rights) in used {
-        for right in *rights {
+    for (table, column, rights) in used(tables, config.strategy) {
+        for right in rights {
             let statement = match *right {
                 "SELECT" => format!("SELECT 1 FROM {table} WHERE 1 = 0"),
                 "INSERT" => format!("INSERT INTO {table} SELECT * FROM {table} WHERE 1 = 0"),
@@ -222,7 +227,7 @@ async fn rights(
             let Err(error) = Request::of(statement).run(conn).await else {
                 continue;
             };
-            match caller_error(&config.store, "try its rights", error) {
+            match caller_error(&config.store, "trying its rights", error) {
                 Error::Refused { .. } => findings.push(Finding::new(
                     Purpose::Efficiency,
                     format!("this user may not {right} on {table}, so waiting, renewing or releasing fails"),
@@ -259,7 +264,7 @@ pub(super) async fn may_create(conn: &mut Conn, config: &Config) -> Result<bool>
         AND grantee = CONCAT('\\'', REPLACE(CURRENT_USER(), '@', '\\'@\\''), '\\'') LIMIT 1";
     let answers = Request::of(MAY).run(conn).await;
     let answers =
-        answers.map_err(|error| caller_error(&config.store, "ask for its rights", error))?;
+        answers.map_err(|error| caller_error(&config.store, "asking for its rights", error))?;
     Ok(!answers[0].rows.is_empty())
 }
 

@@ -65,7 +65,7 @@ impl Control {
 
     /// Runs a request. A KILL that finds no connection is no failure.
     pub(crate) async fn run(&self, request: &Request) -> Result<()> {
-        const ACTION: &str = "wake a waiter";
+        const ACTION: &str = "waking a waiter";
         let mut kept = self.conn.lock().await;
         loop {
             let (mut conn, is_new) = match kept.take() {
@@ -103,8 +103,9 @@ impl Control {
         // An earlier connection of this client may still hold the lock, which is equally good.
         let take = Request::of(format!("SELECT GET_LOCK('{}', 0)", wake_lock(&self.name)));
         let taken = take.run(&mut conn).await;
-        taken
-            .map_err(|error| caller_error(&self.config.store, "prepare to wake waiters", error))?;
+        taken.map_err(|error| {
+            caller_error(&self.config.store, "preparing to wake waiters", error)
+        })?;
         Ok(conn)
     }
 
@@ -239,7 +240,7 @@ impl Ear {
 }
 
 /// The action of an ear, for errors.
-const OPEN: &str = "wait to be woken by KILL QUERY";
+const OPEN: &str = "waiting to be woken by KILL QUERY";
 
 /// A number in an answer of one row; `None` for NULL.
 pub(crate) fn number(answer: &Answer, column: usize) -> Option<u64> {

@@ -36,7 +36,7 @@ pub(super) fn failure(store: &str, error: mysql_async::Error) -> Failure {
         1290 | 1792 | 1836 | 1874 => Failure::ReadOnly(error.into()),
         // No such table; no row for draws (its value was NULL).
         1146 | 1048 => Failure::NoTables(error.into()),
-        _ => Failure::Final(caller_error(store, "run a statement", error)),
+        _ => Failure::Final(caller_error(store, "running a statement", error)),
     }
 }
 

@@ -36,9 +36,9 @@ fencelock_core::store_options!(|options| Config::new(options), connect(options).
 /// Opens the store that the options, or a URL `mysql://...`, name. Creates its tables if they are missing.
 ///
 /// # Errors
-/// [`Error::Config`](fencelock_core::Error::Config) if an option is wrong or the server unsuitable,
-/// [`Error::Refused`](fencelock_core::Error::Refused) if the user lacks a right,
-/// [`Error::Unavailable`](fencelock_core::Error::Unavailable) if no server that takes writes answers in time.
+/// - [`Error::Config`](fencelock_core::Error::Config) if an option is wrong or the server unsuitable.
+/// - [`Error::Refused`](fencelock_core::Error::Refused) if the user lacks a right.
+/// - [`Error::Unavailable`](fencelock_core::Error::Unavailable) if no server that takes writes answers in time.
 ///
 /// # Cancel safety
 /// May be dropped: no lock is held yet.

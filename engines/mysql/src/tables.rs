@@ -101,7 +101,7 @@ impl Tables {
                 let again =
                     matches!(&error, mysql_async::Error::Server(it) if is_conflict(it.code));
                 if !again || tries == 0 {
-                    let action = format!("create the tables {}_...", config.table);
+                    let action = format!("creating the tables {}_...", config.table);
                     return Err(caller_error(&config.store, &action, error));
                 }
             }

@@ -1,5 +1,6 @@
 //! The options of a store, checked.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use fencelock_core::{Result, StoreUrl};
@@ -7,7 +8,7 @@ use fencelock_sql::Settings;
 use fencelock_sql::server::{self, Host};
 use fencelock_sql::tls::{Mode, Tls};
 use percent_encoding::percent_decode_str;
-use tokio_postgres::config::SslMode;
+use tokio_postgres::config::{self, SslMode};
 
 use super::options::{DEFAULT_PORT, Options, Own, STRATEGIES, Strategy};
 use super::tls::{Connector, ssl_mode};
@@ -68,13 +69,17 @@ impl Config {
 
     /// A host's name and port.
     pub(crate) fn address(&self, at: usize) -> String {
-        let host = self.options[at].get_hosts().first();
-        let port = self.options[at].get_ports().first();
+        let options = &self.options[at];
+        let port = options.get_ports().first();
         let port = port.copied().unwrap_or(DEFAULT_PORT);
-        match host {
-            Some(tokio_postgres::config::Host::Tcp(name)) => format!("{name}:{port}"),
-            Some(other) => format!("{other:?}, port {port}"),
-            None => format!("port {port}"),
+        match (options.get_hosts().first(), options.get_hostaddrs().first()) {
+            (Some(config::Host::Tcp(name)), _) => format!("{name}:{port}"),
+            #[cfg(unix)]
+            (Some(config::Host::Unix(directory)), _) => {
+                format!("{}/.s.PGSQL.{port}", directory.display())
+            }
+            (None, Some(address)) => SocketAddr::new(*address, port).to_string(),
+            (None, None) => format!("port {port}"),
         }
     }
 }
@@ -156,10 +161,10 @@ mod tests {
         assert_eq!(config.options[1].get_dbname(), Some("d"));
         assert_eq!(config.options[0].get_password(), Some(&b"secret"[..]));
         assert!(!format!("{config:?}").contains("secret"));
-        assert_eq!(
-            read("postgres://me@%2Frun%2Fx").unwrap().options[0].get_dbname(),
-            Some("me")
-        );
+        let socket = read("postgres://me@%2Frun%2Fx").unwrap();
+        assert_eq!(socket.options[0].get_dbname(), Some("me"));
+        assert_eq!(socket.address(0), "/run/x/.s.PGSQL.5432");
+        assert_eq!(config.address(0), "localhost:7000");
     }
 
     #[test]

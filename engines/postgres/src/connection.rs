@@ -15,7 +15,7 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{AsyncMessage, Client, Row, SimpleQueryMessage, Statement};
 
 use super::config::Config;
-use super::error::{caller_error, is_missing};
+use super::error::{caller_error, is_missing, is_of_another_protocol, text_of};
 use super::tls;
 
 /// Prepares a connection. No limit of the server may end a wait or a hold. But if a client stops inside a transaction, it may
@@ -97,14 +97,18 @@ impl Hosts {
         let connected = tokio::time::timeout(share, self.connect_to(host, signal, listener)).await;
         connected.unwrap_or_else(|_| {
             let why = format!("no answer within {share:?}; is it a PostgreSQL server?");
-            Err(Error::unavailable(self, "connect", why))
+            Err(Error::unavailable(self, self.connecting(host), why))
         })
     }
 
-    pub(super) fn recovering(&self) -> Error {
+    fn connecting(&self, host: usize) -> String {
+        format!("connecting to {}", self.config.address(host))
+    }
+
+    pub(super) fn recovering(&self, host: usize) -> Error {
         let why =
             "this host is a replica in recovery and cannot be written to; name the primary as well";
-        Error::unavailable(self, "connect", why)
+        Error::unavailable(self, self.connecting(host), why)
     }
 
     pub(super) async fn connect_to(
@@ -113,12 +117,12 @@ impl Hosts {
         signal: &Arc<CloseSignal>,
         listener: Option<Listener>,
     ) -> Result<Session> {
-        let (config, host) = (&self.config.options[host], &self.config.hosts[host]);
-        let own = self.config.connector.clone();
-        let connector = own.unwrap_or_else(|| tls::connector(&self.config.tls, host));
-        let connected = config.connect(connector).await;
-        let (client, mut connection) = connected
-            .map_err(|error| tls::refused(&self.config.store, &self.config.tls, host, error))?;
+        let config = &self.config;
+        let own = config.connector.clone();
+        let connector = own.unwrap_or_else(|| tls::connector(&config.tls, &config.hosts[host]));
+        let connected = config.options[host].connect(connector).await;
+        let (client, mut connection) =
+            connected.map_err(|error| self.not_connected(host, error))?;
         let signal = Arc::clone(signal);
         let task = tokio::spawn(async move {
             loop {
@@ -146,9 +150,23 @@ impl Hosts {
         };
         self.prepare(&mut session).await?;
         if session.recovering && self.config.hosts.len() == 1 && !self.config.inspect_only {
-            return Err(self.recovering());
+            return Err(self.recovering(host));
         }
         Ok(session)
+    }
+
+    /// What a failure to connect means.
+    fn not_connected(&self, host: usize, error: tokio_postgres::Error) -> Error {
+        let config = &self.config;
+        if is_of_another_protocol(&error) {
+            let (address, said) = (config.address(host), text_of(&error));
+            let why = format!(
+                "the server at {address} is not a PostgreSQL server ({said}); check host and port"
+            );
+            return Error::config(self, ConfigPart::Server, why);
+        }
+        let (of_host, action) = (&config.hosts[host], self.connecting(host));
+        tls::refused(&config.store, &config.tls, of_host, &action, error)
     }
 
     async fn prepare(&self, session: &mut Session) -> Result<()> {
@@ -158,7 +176,7 @@ impl Hosts {
         };
         let prepare = format!("{access}{PREPARE_ALL}");
         let answer = session.client.simple_query(&prepare).await;
-        let answer = answer.map_err(|error| self.error("prepare a connection", error))?;
+        let answer = answer.map_err(|error| self.error("preparing a connection", error))?;
         let row = columns(&answer).ok_or_else(|| self.internal("no answer to a SELECT"))?;
         let [pid, started, recovering] = row.as_slice() else {
             return Err(self.internal("a SELECT has other columns than it names"));
@@ -175,7 +193,7 @@ impl Hosts {
     /// Whether the next transaction of a connection runs in this process of the server.
     pub(super) async fn is_at(&self, session: &Session, pid: &str) -> Result<bool> {
         let answer = session.client.simple_query(CHECK).await;
-        let answer = answer.map_err(|error| self.error("prepare a connection", error))?;
+        let answer = answer.map_err(|error| self.error("preparing a connection", error))?;
         let answer = columns(&answer).ok_or_else(|| self.internal("no answer to a SELECT"))?;
         Ok(answer.first().is_some_and(|answer| answer == pid))
     }

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use fencelock_core::{Asked, ClockWatch, Finding, Purpose, Result};
+use fencelock_core::support::{Asked, ClockWatch};
+use fencelock_core::{Finding, Purpose, Result};
 use fencelock_sql::bound::CloseSignal;
 
 use super::connection::{Hosts, Session};
@@ -35,7 +36,7 @@ const NOW: &str = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::big
 pub(super) async fn findings(hosts: &Hosts) -> Result<Vec<Finding>> {
     let mut session = hosts.connect(&CloseSignal::new(None), None).await?;
     let rows = session
-        .query(hosts, "ask for its settings", ASK, &[])
+        .query(hosts, "asking for its settings", ASK, &[])
         .await?;
     let row = rows
         .first()
@@ -54,8 +55,16 @@ pub(super) async fn findings(hosts: &Hosts) -> Result<Vec<Finding>> {
         ));
     }
     findings.extend(absent(hosts, &mut session, tables).await?);
+    findings.extend(rights(hosts, &mut session, tables).await?);
+    findings.extend(clock(hosts, &mut session).await?);
+    Ok(findings)
+}
+
+/// Missing rights that would otherwise show only later.
+async fn rights(hosts: &Hosts, session: &mut Session, tables: &[&str]) -> Result<Vec<Finding>> {
+    let mut findings = Vec::new();
     let missing = session
-        .query(hosts, "ask for its rights", MISSING, &[&tables])
+        .query(hosts, "asking for its rights", MISSING, &[&tables])
         .await?;
     for row in missing {
         let right: &str = row.get(0);
@@ -67,7 +76,7 @@ pub(super) async fn findings(hosts: &Hosts) -> Result<Vec<Finding>> {
     }
     if hosts.config.strategy == Strategy::Lease {
         let rows = session
-            .query(hosts, "ask for its rights", CANCELS, &[])
+            .query(hosts, "asking for its rights", CANCELS, &[])
             .await?;
         if !rows.first().is_some_and(|row| row.get(0)) {
             findings.push(Finding::new(
@@ -77,27 +86,33 @@ pub(super) async fn findings(hosts: &Hosts) -> Result<Vec<Finding>> {
             ));
         }
     }
+    Ok(findings)
+}
+
+/// Whether the server's clock is right and runs evenly.
+async fn clock(hosts: &Hosts, session: &mut Session) -> Result<Vec<Finding>> {
     let mut watch = ClockWatch::new(hosts.to_string());
     for round in 0..ClockWatch::TIMES {
         if round > 0 {
             tokio::time::sleep(ClockWatch::PAUSE).await;
         }
         let asked = Asked::now();
-        let rows = session.query(hosts, "ask for the time", NOW, &[]).await?;
+        let rows = session
+            .query(hosts, "asking for the time", NOW, &[])
+            .await?;
         if let Some(row) = rows.first() {
             let micros = row.get::<_, i64>(0).unsigned_abs();
             watch.told(asked, Duration::from_micros(micros));
         }
     }
-    findings.extend(watch.findings());
-    Ok(findings)
+    Ok(watch.findings())
 }
 
 /// Missing tables, and functions that are missing or of an older version, unless this user's next claim creates them.
 async fn absent(hosts: &Hosts, session: &mut Session, tables: &[&str]) -> Result<Option<Finding>> {
     let all = [tables, &["fencelock_store", "fencelock_tokens"]].concat();
     let rows = session
-        .query(hosts, "ask for its tables", ABSENT, &[&all])
+        .query(hosts, "asking for its tables", ABSENT, &[&all])
         .await?;
     let missing: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
     let what = match missing.is_empty() {
@@ -108,7 +123,7 @@ async fn absent(hosts: &Hosts, session: &mut Session, tables: &[&str]) -> Result
         true => return Ok(None),
     };
     let rows = session
-        .query(hosts, "ask whether it may create its tables", MAKES, &[])
+        .query(hosts, "asking whether it may create its tables", MAKES, &[])
         .await?;
     let makes = rows.first().is_some_and(|row| row.get(0));
     Ok((!makes).then(|| {
@@ -124,7 +139,7 @@ async fn absent(hosts: &Hosts, session: &mut Session, tables: &[&str]) -> Result
 async fn is_old(hosts: &Hosts, session: &mut Session) -> Result<bool> {
     const THERE: &str = "SELECT to_regproc('fencelock_revision') IS NOT NULL";
     const REVISION: &str = "SELECT fencelock_revision()";
-    let action = "ask for its functions";
+    let action = "asking for its functions";
     let there = session.query(hosts, action, THERE, &[]).await?;
     if !there.first().is_some_and(|row| row.get(0)) {
         return Ok(true);

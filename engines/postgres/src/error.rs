@@ -57,23 +57,29 @@ pub(super) fn caller_error(store: &str, action: &str, error: tokio_postgres::Err
 
 /// The meaning of an error that the server did not report itself.
 fn error_of_driver(store: &str, action: &str, error: &tokio_postgres::Error) -> Error {
-    let cause = std::error::Error::source(error).map(ToString::to_string);
-    let text = error.to_string();
-    let said = cause.map_or_else(|| text.clone(), |cause| format!("{text}: {cause}"));
+    let said = text_of(error);
     // The driver finds the missing password before the server does.
     if said.contains("password missing") {
         let why = "the server asks for a password, and the URL has none: name a file with ?password-file=PATH or a \
                    variable with ?password-env=NAME";
         return Error::refused(store, action, why);
     }
-    let strange = ["parsing response", "unexpected message"];
-    if action == "connect" && strange.iter().any(|what| text.contains(what)) {
-        let why = format!(
-            "the server at that port is not a PostgreSQL server ({said}); check host and port"
-        );
-        return Error::config(store, ConfigPart::Server, why);
-    }
     Error::unavailable(store, action, said)
+}
+
+/// The driver's text, with the cause.
+pub(super) fn text_of(error: &tokio_postgres::Error) -> String {
+    match std::error::Error::source(error) {
+        Some(cause) => format!("{error}: {cause}"),
+        None => error.to_string(),
+    }
+}
+
+/// Whether the answer is none of PostgreSQL's protocol. The driver tells it by its text only.
+pub(super) fn is_of_another_protocol(error: &tokio_postgres::Error) -> bool {
+    let text = error.to_string();
+    let strange = ["parsing response", "unexpected message"];
+    error.as_db_error().is_none() && strange.iter().any(|what| text.contains(what))
 }
 
 #[derive(Debug)]

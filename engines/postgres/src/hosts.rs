@@ -110,7 +110,7 @@ impl Servers for Attempt<'_> {
                     hosts.first.store(host, Ordering::Relaxed);
                     return Ok((session, host));
                 }
-                Ok(_) => why.push(hosts.recovering()),
+                Ok(_) => why.push(hosts.recovering(host)),
                 Err(error @ Error::Unavailable { .. }) => {
                     // The next connection tries another host first.
                     hosts.first.store((host + 1) % count, Ordering::Relaxed);
@@ -120,7 +120,7 @@ impl Servers for Attempt<'_> {
             }
         }
         let why: Vec<String> = why.iter().map(ToString::to_string).collect();
-        let action = "find a host that takes writes";
+        let action = "finding a host that takes writes";
         Err(Error::unavailable(hosts, action, why.join("; ")))
     }
 

@@ -38,9 +38,10 @@ fencelock_core::store_options!(|options| Config::new(options), connect(options).
 /// database and the same strategy share its locks.
 ///
 /// # Errors
-/// [`Error::Config`](fencelock_core::Error::Config) if an option is wrong, or a pooler shares
-/// connections between transactions; [`Error::Refused`](fencelock_core::Error::Refused) for a wrong password or a
-/// missing right; [`Error::Unavailable`](fencelock_core::Error::Unavailable) if no host that takes writes answers.
+/// - [`Error::Config`](fencelock_core::Error::Config) if an option is wrong, or a pooler shares connections between
+///   transactions.
+/// - [`Error::Refused`](fencelock_core::Error::Refused) for a wrong password or a missing right.
+/// - [`Error::Unavailable`](fencelock_core::Error::Unavailable) if no host that takes writes answers.
 ///
 /// # Cancel safety
 /// May be dropped: no lock is held yet.

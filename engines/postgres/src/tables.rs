@@ -44,7 +44,8 @@ const LIFT_ONCE: &str = concat!(
     run!()
 );
 
-const LIFT: &str = "lift tokens to the time (needs UPDATE on fencelock_store and fencelock_tokens)";
+const LIFT: &str =
+    "lifting tokens to the time (needs UPDATE on fencelock_store and fencelock_tokens)";
 
 impl Hosts {
     /// Checks or creates the tables and functions, and lifts tokens above all earlier ones. Earlier tokens may be lost with an
@@ -80,7 +81,7 @@ impl Hosts {
         let answer = match session.client.simple_query(ASK).await {
             Err(error) if is_missing(&error) => return Ok(None),
             answer => {
-                answer.map_err(|error| self.error("read the table fencelock_store", error))?
+                answer.map_err(|error| self.error("reading the table fencelock_store", error))?
             }
         };
         let known = |answer: &Vec<String>| {
@@ -108,7 +109,7 @@ impl Hosts {
     pub(super) async fn create_tables(&self, session: &Session) -> Result<()> {
         // One message is one transaction.
         let sql = format!("SELECT pg_advisory_xact_lock({SETUP_KEY}); {SCHEMA}");
-        let action = "create its tables and functions, or the newer ones of this version (needs CREATE on the schema and ownership of \
+        let action = "creating its tables and functions, or the newer ones of this version (needs CREATE on the schema and ownership of \
                       the existing ones; or have an administrator run the output of `fencelock schema postgres`)";
         session
             .client

@@ -55,6 +55,7 @@ pub(super) fn refused(
     store: &str,
     tls: &tls::Tls,
     host: &Host,
+    action: &str,
     error: tokio_postgres::Error,
 ) -> Error {
     #[cfg(feature = "tls")]
@@ -64,9 +65,9 @@ pub(super) fn refused(
     match error.as_db_error() {
         Some(reported) if *reported.code() == SqlState::INVALID_AUTHORIZATION_SPECIFICATION => {
             let more = tls::hint(tls, tls.mode(host));
-            Error::refused(store, "connect", format!("{}{more}", reported.message()))
+            Error::refused(store, action, format!("{}{more}", reported.message()))
         }
-        _ => caller_error(store, "connect", error),
+        _ => caller_error(store, action, error),
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use fencelock_core::engine::{Claim, Grant, Place, Standing};
+use fencelock_core::support::jitter;
 use fencelock_core::{BootInstant, Clock, Error, Mode, Result, Token, Tokens, in_words};
 use redis::{Cmd, Pipeline, RedisError, Value};
 
@@ -460,7 +461,7 @@ pub(crate) fn window(servers: &Servers, claim: &Claim) -> Duration {
 
 /// When to place the claim again: a push may be lost, or the holder may be gone.
 fn recheck(window: Duration, queued: &Queued, entry: Option<&Entry>) -> Duration {
-    let mut pause = (window / 2).mul_f64(0.5 + fastrand::f64() / 2.0);
+    let mut pause = jitter(window / 2);
     if queued.foreign {
         // The holder will not hand the lock over.
         let next = entry.map_or_else(

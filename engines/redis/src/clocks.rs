@@ -3,7 +3,8 @@
 use std::pin::Pin;
 use std::time::Duration;
 
-use fencelock_core::{Asked, ClockWatch, Finding};
+use fencelock_core::Finding;
+use fencelock_core::support::{Asked, ClockWatch};
 use redis::{Cmd, RedisError, Value};
 
 use crate::reply::time_micros;

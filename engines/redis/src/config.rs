@@ -70,12 +70,10 @@ impl Config {
                 own.map_err(|error| url.refuse(error.to_string()))?
             }
         };
-        let (client, others) = match clients.split_first() {
-            Some((first, others)) => (first.clone(), others.to_vec()),
-            None => {
-                return Err(url.refuse("the list of clients is empty; give one for each server"));
-            }
+        let Some((client, others)) = clients.split_first() else {
+            return Err(url.refuse("the list of clients is empty; give one for each server"));
         };
+        let client = client.clone();
         let mut promotion_delay = Duration::ZERO;
         let deployment = match kind {
             Kind::Socket | Kind::One => Deployment::One,
@@ -83,23 +81,11 @@ impl Config {
                 promotion_delay = url.take_duration("promotion-delay")?.unwrap_or_default();
                 Deployment::Sentinel {
                     master: url.path.clone(),
-                    sentinels: others,
+                    sentinels: others.to_vec(),
                 }
             }
             Kind::Cluster => Deployment::Cluster(clients),
         };
-        let claim_window = url.take_duration("claim-window")?.unwrap_or(CLAIM_WINDOW);
-        if claim_window < SHORTEST_WINDOW {
-            return Err(url.refuse(format!(
-                "claim-window is {claim_window:?}; it must be {SHORTEST_WINDOW:?} at least"
-            )));
-        }
-        let replicas = url.take_number("replicas")?.unwrap_or(0);
-        let replicas = u32::try_from(replicas).map_err(|_| {
-            url.refuse(format!(
-                "replicas={replicas} is too many; give the number of the replicas"
-            ))
-        })?;
         let address_map = match &deployment {
             Deployment::One => None,
             _ => url.take("address-map"),
@@ -112,9 +98,9 @@ impl Config {
             store,
             connect_timeout: url.take_timeout("connect-timeout", CONNECT_TIMEOUT)?,
             response_timeout: url.take_timeout("response-timeout", RESPONSE_TIMEOUT)?,
-            claim_window,
+            claim_window: claim_window(&mut url)?,
             restart_delay: url.take_duration("restart-delay")?.unwrap_or_default(),
-            replicas,
+            replicas: replicas(&mut url)?,
             promotion_delay,
             inspect_only: url.inspect_only,
         };
@@ -142,6 +128,25 @@ impl Config {
         at(&self.client, address)
             .map_err(|error| Error::config(&self.store, ConfigPart::Url, error.to_string()))
     }
+}
+
+fn claim_window(url: &mut StoreUrl) -> Result<Duration> {
+    let window = url.take_duration("claim-window")?.unwrap_or(CLAIM_WINDOW);
+    if window < SHORTEST_WINDOW {
+        return Err(url.refuse(format!(
+            "claim-window is {window:?}; it must be {SHORTEST_WINDOW:?} at least"
+        )));
+    }
+    Ok(window)
+}
+
+fn replicas(url: &mut StoreUrl) -> Result<u32> {
+    let replicas = url.take_number("replicas")?.unwrap_or(0);
+    u32::try_from(replicas).map_err(|_| {
+        url.refuse(format!(
+            "replicas={replicas} is too many; give the number of the replicas"
+        ))
+    })
 }
 
 /// The kind of servers that a scheme means.

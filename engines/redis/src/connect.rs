@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
 use std::time::Duration;
 
-use fencelock_core::{Clock, ConfigPart, Error, Result};
+use fencelock_core::{BootInstant, Clock, ConfigPart, Error, Result};
 use redis::aio::MultiplexedConnection;
 use redis::{
     AsyncConnectionConfig, ErrorKind, FromRedisValue, Pipeline, PushInfo, PushKind, RedisError,
@@ -139,21 +139,10 @@ impl Setup<'_> {
             }
             false => None,
         };
-        let delay = config.restart_delay;
-        let grants_from = ran.and_then(|ran| {
-            let left = delay.checked_sub(ran)?;
-            (!delay.is_zero()).then(|| asked_at + left)
-        });
+        let grants_from = ran.and_then(|ran| self.grants_from(ran, asked_at));
         let silence = Arc::<Silence>::default();
-        let together = (listens && !config.timed()).then(|| {
-            Together::new(Sending {
-                driver: driver.clone(),
-                health: Arc::clone(&health),
-                silence: Arc::clone(&silence),
-                release_all: Arc::clone(&self.state.scripts.release_all),
-                take_all: Arc::clone(&self.state.scripts.take_all),
-            })
-        });
+        let together =
+            (listens && !config.timed()).then(|| self.together(&driver, &health, &silence));
         let connection = Connection {
             driver,
             health,
@@ -172,6 +161,29 @@ impl Setup<'_> {
             response_timeout: config.response_timeout,
         };
         Ok((connection, info))
+    }
+
+    /// When a server that had run for `ran` at `asked_at` grants, if it does not grant yet.
+    fn grants_from(&self, ran: Duration, asked_at: BootInstant) -> Option<BootInstant> {
+        let delay = self.state.config.restart_delay;
+        let left = delay.checked_sub(ran)?;
+        (!delay.is_zero()).then(|| asked_at + left)
+    }
+
+    /// Sends requests that come together as one.
+    fn together(
+        &self,
+        driver: &MultiplexedConnection,
+        health: &Arc<Health>,
+        silence: &Arc<Silence>,
+    ) -> Together {
+        Together::new(Sending {
+            driver: driver.clone(),
+            health: Arc::clone(health),
+            silence: Arc::clone(silence),
+            release_all: Arc::clone(&self.state.scripts.release_all),
+            take_all: Arc::clone(&self.state.scripts.take_all),
+        })
     }
 
     async fn connect(&self, listener: Listener) -> Result<MultiplexedConnection> {

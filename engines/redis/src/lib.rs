@@ -11,12 +11,12 @@
 //! [`Options`] and [`redlock::Options`] say where the servers are; the URLs are in docs/stores.
 //!
 //! # Rights
-//! Redis 6 or later. An ACL user needs the keys of its locks and those beside them (`~{*}:fencelock:*`, `~fencelock:*`), the
-//! channels `&fencelock:*` (new users of Redis 7 have none), and the commands `hello client|id client|kill info config|get
-//! subscribe publish eval evalsha time get getrange set del exists incrby pttl pexpire pexpireat zadd zrem zpopmin zrange
-//! zrangebyscore zscore zcard zrank hset hget hdel hmget hgetall scan`. Without `client|kill` a withdrawal after a broken
-//! connection is repeated for one lease. Without `info` and `config|get` the promises have less information on what the server
-//! may lose. `replicas` also needs `wait`; a cluster also needs `cluster|info cluster|slots asking ssubscribe sunsubscribe
+//! Redis 6 or later. An ACL user needs the keys of its locks and those beside them (`~{*}:fencelock:*`, `~fencelock:*`). It
+//! needs the channels `&fencelock:*` (new users of Redis 7 have none). It needs the commands `hello client|id client|kill info
+//! config|get subscribe publish eval evalsha time get getrange set del exists incrby pttl pexpire pexpireat zadd zrem zpopmin
+//! zrange zrangebyscore zscore zcard zrank hset hget hdel hmget hgetall scan`. Without `client|kill` a withdrawal after a
+//! broken connection is repeated for one lease. Without `info` and `config|get` the promises have less information on what
+//! the server may lose. `replicas` also needs `wait`; a cluster also needs `cluster|info cluster|slots asking ssubscribe sunsubscribe
 //! spublish`. A store that is opened only for inspection ([`StoreUrl::inspect_only`](fencelock_core::StoreUrl)) needs no
 //! channels, no scripts and no right to write: only the commands `hello client|id info config|get time get pttl zrange hgetall
 //! hmget scan`, and those of a cluster.
@@ -24,7 +24,7 @@
 //! # Limits
 //! * If the key of a lock is absent while waiters queue, another claim may take the lock out of turn. This happens after the
 //!   holder's lease has expired, and after another client deleted the key.
-//! * A waiter whose process is connected and does not react delays its queue by one claim window; N of them in a row delay it
+//! * A waiter whose process is connected and does not react delays its queue by one claim window. N of them in a row delay it
 //!   by N windows.
 //! * The engine does not protect against three things: a proxy that hides a fail-over; a manual fail-back during which the
 //!   connection survives; and a server that was emptied and whose clock is behind.

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fencelock_core::engine::{Event, EventSender};
-use fencelock_core::support::Contention;
+use fencelock_core::support::{Contention, inspect_only};
 use fencelock_core::{ClaimId, Error, LockName, Result};
 use redis::RedisError;
 use tokio::sync::mpsc;
@@ -81,11 +81,10 @@ impl State {
     /// # Errors
     /// [`Error::Unsupported`] for such a store.
     pub(crate) fn check_not_inspect_only(&self, what: &'static str) -> Result<()> {
-        if !self.config.inspect_only {
-            return Ok(());
+        match self.config.inspect_only {
+            true => Err(inspect_only(self.store(), what)),
+            false => Ok(()),
         }
-        let why = "it was opened for inspection only; open it again without inspect_only";
-        Err(Error::unsupported(self.store(), what, why))
     }
 
     pub(crate) fn failed(&self, action: &str, name: Option<&LockName>, error: RedisError) -> Error {

@@ -25,14 +25,10 @@ pub use page::page_of;
 #[cfg(feature = "server")]
 pub use settings::Settings;
 
-/// The reason why a store that was opened for inspection grants nothing.
-#[cfg(feature = "server")]
-const INSPECT_ONLY: &str = "it was opened for inspection only; open it again without inspect_only";
-
 /// The same failure for each of the holds in a request that failed.
 pub fn unknown(store: &impl std::fmt::Display, error: Error, count: usize) -> Vec<Renewal> {
     let cause = error.to_string();
-    let repeated = || Error::unavailable(store, "renew holds", cause.clone());
+    let repeated = || Error::unavailable(store, "renewing holds", cause.clone());
     let mut renewals: Vec<Renewal> = (1..count).map(|_| Renewal::Unknown(repeated())).collect();
     renewals.push(Renewal::Unknown(error));
     renewals
@@ -41,7 +37,7 @@ pub fn unknown(store: &impl std::fmt::Display, error: Error, count: usize) -> Ve
 /// What a call of `record` does, for errors.
 pub const fn record_action(change: Option<&RecordChange>) -> &'static str {
     match change {
-        None => "read the record",
-        Some(_) => "change the record",
+        None => "reading the record",
+        Some(_) => "changing the record",
     }
 }

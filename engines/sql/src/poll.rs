@@ -9,8 +9,3 @@ const LONGEST: Duration = Duration::from_millis(500);
 pub fn longer(interval: Duration) -> Duration {
     interval.mul_f32(1.5).min(LONGEST)
 }
-
-/// A random time between half of the interval and all of it, so that waiters do not poll in step.
-pub fn jitter(interval: Duration) -> Duration {
-    interval.mul_f32(0.5 + fastrand::f32() / 2.0)
-}

@@ -14,7 +14,7 @@ use crate::transaction::Transaction;
 pub(crate) async fn place(worker: &Handle, claim: &Claim) -> Result<Standing> {
     let asked_at = Clock::Boot.now();
     worker
-        .write_small("take", claim, move |transaction, claim| {
+        .write_small("taking", claim, move |transaction, claim| {
             take_step(transaction, claim, asked_at)
         })
         .await?

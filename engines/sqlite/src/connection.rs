@@ -70,7 +70,7 @@ impl File {
 
     fn open_once(&self, deadline: BootInstant) -> Result<OpenFile> {
         let path = &self.config.path;
-        let explain = |error| self.error("open the file", &error);
+        let explain = |error| self.error("opening the file", &error);
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
             | OpenFlags::SQLITE_OPEN_CREATE
             | OpenFlags::SQLITE_OPEN_NO_MUTEX;
@@ -105,7 +105,7 @@ impl File {
     }
 
     fn set_up(&self, connection: &mut Connection, deadline: &Deadline) -> Result<()> {
-        let explain = |error| self.error("open the file", &error);
+        let explain = |error| self.error("opening the file", &error);
         wait_when_busy(connection, deadline).map_err(explain)?;
         connection.set_prepared_statement_cache_capacity(64);
         // Without this, SQLite prepares some statements again for each bound value.
@@ -201,7 +201,7 @@ impl File {
 
     pub(crate) fn check_format(&self, connection: &Connection) -> Result<()> {
         let header = stored::header(connection);
-        let header = header.map_err(|error| self.error("read the file", &error))?;
+        let header = header.map_err(|error| self.error("reading the file", &error))?;
         let why = match (header.application, header.format) {
             (APPLICATION_ID, FORMAT) => return Ok(()),
             (0, 0) if header.schema == 0 => return Ok(()),

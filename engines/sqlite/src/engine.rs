@@ -44,9 +44,10 @@ impl Sqlite {
     /// Opens the file that the options, or a URL `sqlite:[PATH]`, name. Creates it if there is none.
     ///
     /// # Errors
-    /// [`Error::Config`](fencelock_core::Error::Config) if an option is wrong, the directory is missing, or the
-    /// file is not one of fencelock; [`Error::Refused`](fencelock_core::Error::Refused) without the permission to write;
-    /// [`Error::Unavailable`](fencelock_core::Error::Unavailable) if another process keeps the file locked.
+    /// - [`Error::Config`](fencelock_core::Error::Config) if an option is wrong, the directory is missing, or the file is not
+    ///   one of fencelock.
+    /// - [`Error::Refused`](fencelock_core::Error::Refused) without the permission to write.
+    /// - [`Error::Unavailable`](fencelock_core::Error::Unavailable) if another process keeps the file locked.
     pub async fn open(options: impl Into<Options>) -> Result<Self> {
         Self::start(Config::new(options.into())?).await
     }

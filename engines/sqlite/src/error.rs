@@ -120,6 +120,6 @@ impl File {
 
     pub(crate) fn replaced(&self) -> Error {
         let why = "the file was deleted or replaced while it was opened";
-        Error::unavailable(self, "open the file", why)
+        Error::unavailable(self, "opening the file", why)
     }
 }

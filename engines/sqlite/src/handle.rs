@@ -126,7 +126,8 @@ impl Handle {
             let _ = closed.await;
             Ok(())
         };
-        self.in_time(Action::Other("close the file"), closed).await
+        self.in_time(Action::Other("closing the file"), closed)
+            .await
     }
 
     /// How long a call waits for the worker.

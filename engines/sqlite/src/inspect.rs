@@ -17,7 +17,7 @@ use crate::wake_up::{Message, WakeUp};
 #[async_trait]
 impl Inspect for Sqlite {
     async fn look(&self, name: &LockName) -> Result<LockView> {
-        let (action, name) = (Action::on("look at", name), name.clone());
+        let (action, name) = (Action::on("looking at", name), name.clone());
         self.worker
             .run(How::Read, action, move |transaction| {
                 view(transaction, &name)
@@ -29,16 +29,18 @@ impl Inspect for Sqlite {
         let after = at.map(|at| at.name(prefix)).transpose()?;
         let (prefix, after) = (prefix.to_owned(), after.unwrap_or_default());
         self.worker
-            .run(How::Read, Action::Other("list locks"), move |transaction| {
-                page(transaction, &prefix, &after, limit)
-            })
+            .run(
+                How::Read,
+                Action::Other("listing locks"),
+                move |transaction| page(transaction, &prefix, &after, limit),
+            )
             .await
     }
 
     async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
         let what = match how {
-            Evict::Release => "force-release",
-            Evict::Ask => "ask for",
+            Evict::Release => "evicting the holder of",
+            Evict::Ask => "asking the holder of",
         };
         let (action, name) = (Action::on(what, name), name.clone());
         self.worker

@@ -48,11 +48,11 @@ impl File {
         deadline: BootInstant,
         read: &mut impl FnMut(&Connection) -> Result<T>,
     ) -> Result<T> {
-        let explain = |error| self.error("read the file", &error);
+        let explain = |error| self.error("reading the file", &error);
         let before = match self.stamp() {
             Ok(stamp) => stamp,
             Err(error) if self.may_be_created(&error) => return read(&empty().map_err(explain)?),
-            Err(error) => return Err(self.cannot_open("read the file", error.to_string())),
+            Err(error) => return Err(self.cannot_open("reading the file", error.to_string())),
         };
         // SQLite would delete the log of an empty file.
         if before.length == 0 {
@@ -70,11 +70,11 @@ impl File {
     }
 
     fn open_read_only(&self, found: &Stamp, deadline: BootInstant) -> Result<Connection> {
-        let explain = |error| self.error("read the file", &error);
+        let explain = |error| self.error("reading the file", &error);
         if !found.in_use && !found.log_is_empty {
             let why = "the file was not closed properly, and only a process that may write it can open it; \
                        take any lock in it once, as a user who may write it";
-            return Err(Error::unavailable(self, "read the file", why));
+            return Err(Error::unavailable(self, "reading the file", why));
         }
         let how = match found.in_use {
             true => "readonly_shm=1",

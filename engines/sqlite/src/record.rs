@@ -22,14 +22,14 @@ pub(crate) async fn record(
 ) -> Result<Record> {
     let scope = scope.to_owned();
     let Some(change) = change.cloned() else {
-        let action = Action::Other("read the record");
+        let action = Action::Other("reading the record");
         return worker
             .run(How::Read, action, move |transaction| {
                 read(transaction, &scope)
             })
             .await;
     };
-    let action = Action::Other("change the record");
+    let action = Action::Other("changing the record");
     worker
         .run(How::Write, action, move |transaction| {
             write(transaction, &scope, &change)?;

@@ -11,7 +11,7 @@ use crate::transaction::Transaction;
 
 pub(crate) async fn withdraw(worker: &Handle, claim: &Claim, how: Leave) -> Result<Withdrawn> {
     worker
-        .write_small("release", claim, move |transaction, claim| {
+        .write_small("releasing", claim, move |transaction, claim| {
             leave(transaction, claim, how)
         })
         .await

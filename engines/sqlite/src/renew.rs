@@ -32,7 +32,7 @@ async fn renew_batch(worker: &Handle, batch: Vec<HeldClaim>) -> Result<Vec<Renew
     worker
         .run(
             How::Renew,
-            Action::Other("renew holds"),
+            Action::Other("renewing holds"),
             move |transaction| prolong_all(transaction, &batch, asked_at),
         )
         .await

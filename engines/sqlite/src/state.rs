@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fencelock_core::engine::Event;
-use fencelock_core::{BootInstant, Clock, Error, Result};
+use fencelock_core::support::inspect_only;
+use fencelock_core::{BootInstant, Clock, Result};
 use rusqlite::Connection;
 use tokio::sync::mpsc;
 
@@ -177,11 +178,7 @@ impl State {
     fn opened(&self) -> Result<&OpenFile, Failure> {
         let file = &self.parts.file;
         let why = || match file.config.inspect_only {
-            true => Error::unsupported(
-                file,
-                "taking, renewing or releasing a lock",
-                "it was opened for inspection only; open it again without inspect_only",
-            ),
+            true => inspect_only(file, "taking, renewing or releasing a lock"),
             false => file.replaced(),
         };
         Ok(self.open.as_ref().ok_or_else(why)?)
@@ -254,7 +251,7 @@ impl State {
 
     /// A job that reaps the waiters whose process has ended.
     pub(crate) fn reap_gone(&self, gone: Vec<WakeUp>) -> Box<dyn Job> {
-        let action = Action::Other("reap waiters of ended processes");
+        let action = Action::Other("reaping waiters of ended processes");
         self.job(action, move |transaction| {
             for wake_up in &gone {
                 if let Message::Turn(name, claim) = &wake_up.message {
@@ -279,7 +276,7 @@ impl State {
         }
         let deadline = now + self.parts.file.config.response_timeout;
         if let Err(failure) = self.transaction(deadline, reap::expired) {
-            let action = Action::Other("delete expired rows");
+            let action = Action::Other("deleting expired rows");
             let error = failure.explain(&self.parts.file, &action);
             tracing::debug!(%error, "expired rows stay for now");
         }

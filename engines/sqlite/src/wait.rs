@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use fencelock_core::engine::{Claim, Event, Grant, Place};
+use fencelock_core::support::jitter;
 use fencelock_core::{ClaimId, Clock, LockName, Result};
 use fencelock_sql::lease::Step;
-use fencelock_sql::poll::jitter;
 use rusqlite::{OptionalExtension, params};
 use tokio::sync::mpsc;
 
@@ -40,7 +40,7 @@ pub(crate) async fn wait(
         if poll_at >= place.recheck {
             return Ok(None);
         }
-        let action = Action::on("look at", &claim.name);
+        let action = Action::on("looking at", &claim.name);
         let claim = claim.clone();
         if worker
             .run(How::Read, action, move |transaction| {
@@ -80,7 +80,7 @@ pub(crate) fn wake_up_handler(
                 return false;
             };
             let (events, entries) = (events.clone(), Arc::clone(&entries));
-            let action = Action::on("look at", &name);
+            let action = Action::on("looking at", &name);
             worker.read_in_background(action, move |transaction| {
                 entries.check_begins(claim);
                 if let Some(event) = what_happened(transaction, &name, claim)? {

@@ -61,7 +61,7 @@ pub(crate) async fn start(
     };
     let thread = std::thread::Builder::new().name("fencelock-sqlite".into());
     thread.spawn(run).map_err(|error| {
-        Error::unavailable(&file, "start the thread that works on the file", error)
+        Error::unavailable(&file, "starting the thread that works on the file", error)
     })?;
     let died = |_| Error::internal(file, "the thread that opens the file died");
     open.await.map_err(died)?

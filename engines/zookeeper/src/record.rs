@@ -1,7 +1,8 @@
 //! The store's record: a node for each scope. Its version is one more than that of the node's data.
 
 use fencelock_core::engine::{Record, RecordChange};
-use fencelock_core::{Clock, Error, Result};
+use fencelock_core::support::inspect_only;
+use fencelock_core::{Clock, Result};
 use zookeeper_client::{CreateMode, Error as Refusal};
 
 use crate::connection::Connection;
@@ -18,12 +19,7 @@ impl State {
         let action = match change {
             None => "reading the record",
             Some(_) if self.config.inspect_only => {
-                let why = "it was opened for inspection only; open it again without inspect_only";
-                return Err(Error::unsupported(
-                    &self.config.store,
-                    "changing the record",
-                    why,
-                ));
+                return Err(inspect_only(&self.config.store, "changing the record"));
             }
             Some(_) => "changing the record",
         };

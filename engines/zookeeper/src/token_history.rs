@@ -12,7 +12,7 @@ use zookeeper_client::OneshotWatcher;
 
 use crate::stored;
 
-/// How many changes are kept. A claim that is older than all of them has the oldest base that is kept, so that its token is above
+/// How many changes are kept. A claim that is older than all of them has the oldest base that is kept. So its token is above
 /// those of the claims before it.
 const KEPT: usize = 64;
 

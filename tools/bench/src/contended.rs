@@ -1,5 +1,5 @@
-//! One contended lock, by tasks in several processes: in a closed loop (each task requests the lock again right after its
-//! release), and as a *drain* (all tasks queue, the holder releases, and each task holds the lock once).
+//! One contended lock, by tasks in several processes. In a closed loop, each task requests the lock again right after its
+//! release. In a *drain*, all tasks queue, the holder releases, and each task holds the lock once.
 
 use std::time::Duration;
 

@@ -16,21 +16,7 @@ use crate::worker::{Act, Job, Workers};
 
 /// Measures each requested number of workers.
 pub(crate) async fn measure(bench: &Bench<'_>) -> Result<Section> {
-    let mut whos = vec![Who::Fencelock];
-    if bench.has_baseline()? {
-        whos.insert(0, Who::Bare);
-    }
-    whos.extend(bench.served());
-    #[cfg(feature = "peers")]
-    if bench.args.peers && matches!(engine(bench.url)?, "redis" | "redlock") {
-        whos.push(Who::Rslock);
-        if engine(bench.url)? == "redlock" && crate::node_redlock::installed().is_some() {
-            whos.push(Who::NodeRedlock);
-        }
-        if engine(bench.url)? == "redis" {
-            whos.extend(installed().map(Who::Foreign));
-        }
-    }
+    let whos = contenders(bench)?;
     let mut section = Section {
         title: format!("Uncontended take and release, {}", engine(bench.url)?),
         note: "Pairs of take and release per second, each worker on names of its own over one connection per process; \
@@ -48,19 +34,7 @@ pub(crate) async fn measure(bench: &Bench<'_>) -> Result<Section> {
             let given = bench.args.names.unwrap_or_default().to_string();
             return Err(fencelock::Error::invalid("number of names", given, why));
         }
-        let mut rates = vec![Vec::new(); whos.len()];
-        for round in 0..bench.args.rounds {
-            for turn in 0..whos.len() {
-                // The order is reversed in each round, so that a drift of the machine favours no contender.
-                let at = if round % 2 == 0 {
-                    turn
-                } else {
-                    whos.len() - 1 - turn
-                };
-                let rate = one(bench, whos[at], workers, names).await?;
-                rates[at].push(rate);
-            }
-        }
+        let rates = rates(bench, &whos, workers, names).await?;
         for (at, who) in whos.iter().enumerate() {
             let ratio = match whos[0] {
                 Who::Bare => paired_ratio(&rates[at], &rates[0]),
@@ -82,6 +56,49 @@ pub(crate) async fn measure(bench: &Bench<'_>) -> Result<Section> {
         }
     }
     Ok(section)
+}
+
+/// Who takes part. The bare client is the first one, if there is one.
+fn contenders(bench: &Bench<'_>) -> Result<Vec<Who>> {
+    let mut whos = vec![Who::Fencelock];
+    if bench.has_baseline()? {
+        whos.insert(0, Who::Bare);
+    }
+    whos.extend(bench.served());
+    #[cfg(feature = "peers")]
+    if bench.args.peers && matches!(engine(bench.url)?, "redis" | "redlock") {
+        whos.push(Who::Rslock);
+        if engine(bench.url)? == "redlock" && crate::node_redlock::installed().is_some() {
+            whos.push(Who::NodeRedlock);
+        }
+        if engine(bench.url)? == "redis" {
+            whos.extend(installed().map(Who::Foreign));
+        }
+    }
+    Ok(whos)
+}
+
+/// All rounds: the pairs per second of each contender in each round.
+async fn rates(
+    bench: &Bench<'_>,
+    whos: &[Who],
+    workers: usize,
+    names: usize,
+) -> Result<Vec<Vec<f64>>> {
+    let mut rates = vec![Vec::new(); whos.len()];
+    for round in 0..bench.args.rounds {
+        for turn in 0..whos.len() {
+            // The order is reversed in each round, so that a drift of the machine favours no contender.
+            let at = if round % 2 == 0 {
+                turn
+            } else {
+                whos.len() - 1 - turn
+            };
+            let rate = one(bench, whos[at], workers, names).await?;
+            rates[at].push(rate);
+        }
+    }
+    Ok(rates)
 }
 
 /// One round of one contender: pairs per second.

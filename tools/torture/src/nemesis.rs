@@ -105,22 +105,7 @@ impl Targets {
             Whom::Network | Whom::Client => self.workers.len(),
         };
         let target = random.usize(0..targets);
-        // One fault at a time for each target: the second one would heal the first.
-        if active
-            .iter()
-            .any(|on| on.kind.whom() == kind.whom() && on.target == target)
-        {
-            return None;
-        }
-        // The store chooses the leader to kill, and requests to all servers are repeated. So no other server may have a
-        // fault at the same time.
-        let to_servers = |on: &Active| on.kind.whom() == Whom::Server;
-        let of_all = |kind| matches!(kind, FaultKind::KillLeader | FaultKind::Revive);
-        let clash = match of_all(kind) {
-            true => active.iter().any(to_servers),
-            false => kind.whom() == Whom::Server && active.iter().any(|on| of_all(on.kind)),
-        };
-        if clash {
+        if clash(kind, target, active) {
             return None;
         }
         let (excuses, why) = match &self.store {
@@ -135,8 +120,35 @@ impl Targets {
             return None;
         }
         self.was_ahead |= kind == FaultKind::ClockForward;
+        let lasts = self.duration(kind, plan, random);
+        let whom = match kind.whom() {
+            Whom::Server => format!("node {target}"),
+            _ => format!("worker {target}"),
+        };
+        let from = Clock::Boot.now().as_nanos();
+        let done = self.apply(kind, target, true);
+        if let Err(error) = done {
+            self.record.trouble(format!("{kind} of {whom}: {error}"));
+        }
+        Some(Active {
+            kind,
+            target,
+            ends: Instant::now() + lasts,
+            fault: Fault {
+                what: kind.to_string(),
+                whom,
+                from,
+                to: from,
+                excuses,
+                why: why.to_owned(),
+            },
+        })
+    }
+
+    /// How long a fault lasts.
+    fn duration(&self, kind: FaultKind, plan: &Plan, random: &mut Rng) -> Duration {
         let ttl = plan.ttl.as_millis() as u64;
-        let lasts = match kind {
+        Duration::from_millis(match kind {
             FaultKind::Reset | FaultKind::KillConnections | FaultKind::SwitchOver => 0,
             // Possibly past the lease.
             FaultKind::PauseClient => random.u64(ttl / 2..=ttl * 2),
@@ -152,28 +164,6 @@ impl Targets {
             // Long enough for claims to be taken, renewed and released.
             FaultKind::Revive => 1000,
             _ => random.u64(50..=ttl),
-        };
-        let whom = match kind.whom() {
-            Whom::Server => format!("node {target}"),
-            _ => format!("worker {target}"),
-        };
-        let from = Clock::Boot.now().as_nanos();
-        let done = self.apply(kind, target, true);
-        if let Err(error) = done {
-            self.record.trouble(format!("{kind} of {whom}: {error}"));
-        }
-        Some(Active {
-            kind,
-            target,
-            ends: Instant::now() + Duration::from_millis(lasts),
-            fault: Fault {
-                what: kind.to_string(),
-                whom,
-                from,
-                to: from,
-                excuses,
-                why: why.to_owned(),
-            },
         })
     }
 
@@ -232,4 +222,19 @@ impl Targets {
             },
         }
     }
+}
+
+/// Whether a fault must not begin while the others last.
+fn clash(kind: FaultKind, target: usize, active: &[Active]) -> bool {
+    // One fault at a time for each target: the second one would heal the first.
+    let same_target = |on: &Active| on.kind.whom() == kind.whom() && on.target == target;
+    // The store chooses the leader to kill, and requests to all servers are repeated. So no other server may have a fault at
+    // the same time.
+    let of_all = |kind| matches!(kind, FaultKind::KillLeader | FaultKind::Revive);
+    let to_servers = |on: &Active| on.kind.whom() == Whom::Server;
+    active.iter().any(same_target)
+        || match of_all(kind) {
+            true => active.iter().any(to_servers),
+            false => kind.whom() == Whom::Server && active.iter().any(|on| of_all(on.kind)),
+        }
 }

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use crate::engine::{StoreChange, StoreListener};
-use crate::support::Mutex;
+use crate::support::{Mutex, jitter};
 use crate::types::{BootInstant, ClaimId, Clock, Error, in_words};
 
 /// This many failures in a row open it.
@@ -299,7 +299,7 @@ impl State {
             if call.outcome == Outcome::NoAnswer {
                 open.pause = (open.pause * 2).min(PAUSES.1);
             }
-            open.next = now + drawn(open.pause);
+            open.next = now + jitter(open.pause);
         }
     }
 
@@ -316,7 +316,7 @@ impl State {
             self.open = Some(Open {
                 since: now,
                 pause: PAUSES.0,
-                next: now + drawn(PAUSES.0),
+                next: now + jitter(PAUSES.0),
                 probing: false,
             });
         }
@@ -333,12 +333,6 @@ impl State {
         }
         may
     }
-}
-
-/// A random time between half of the pause and all of it.
-fn drawn(pause: Duration) -> Duration {
-    let whole = pause.as_micros() as u64;
-    Duration::from_micros(fastrand::u64(whole / 2..=whole))
 }
 
 /// A call under way. A dropped one counts as ended.
@@ -411,14 +405,5 @@ mod tests {
         recent.add(at(112));
         assert_eq!(recent.count(at(112)), 8);
         assert_eq!(recent.count(at(500)), 0);
-    }
-
-    #[test]
-    fn pauses_are_drawn_between_half_and_whole() {
-        let pause = Duration::from_secs(8);
-        for _ in 0..1000 {
-            let drawn = drawn(pause);
-            assert!(drawn >= pause / 2 && drawn <= pause, "{drawn:?}");
-        }
     }
 }

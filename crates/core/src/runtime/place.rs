@@ -9,7 +9,7 @@ use super::state::State;
 use super::withdraw::{AFTER_ERROR, undo};
 use crate::engine::{Claim, Grant, Place, Standing};
 use crate::layers::was_not_asked;
-use crate::support::Backoff;
+use crate::support::{Backoff, jitter};
 use crate::types::{Error, Result};
 
 /// How a request waits.
@@ -154,7 +154,8 @@ impl<'a> Placing<'a> {
                 self.caller.hear_failure(&error);
                 Ok(Next::Pause(match asked {
                     true => self.after_error.next_pause(),
-                    false => longest_pause(),
+                    // At random, so that requests that were not sent are not all sent at once.
+                    false => jitter(AFTER_ERROR.1),
                 }))
             }
             Err(error) => {
@@ -238,12 +239,6 @@ impl<'a> Placing<'a> {
             }
         }
     }
-}
-
-/// The longest pause after an error, at random, so that requests that were not sent are not all sent at once.
-fn longest_pause() -> Duration {
-    let whole = AFTER_ERROR.1.as_millis() as u64;
-    Duration::from_millis(fastrand::u64(whole / 2..=whole))
 }
 
 fn is_believable(state: &State, grant: &Grant) -> bool {

@@ -41,3 +41,30 @@ impl Backoff {
         self.last
     }
 }
+
+/// A random time between half of the pause and all of it, so that many clients do not act at the same times.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use fencelock_core::support::jitter;
+/// let pause = Duration::from_millis(100);
+/// assert!(jitter(pause) >= pause / 2 && jitter(pause) <= pause);
+/// ```
+#[must_use]
+pub fn jitter(pause: Duration) -> Duration {
+    pause.mul_f64(0.5 + fastrand::f64() / 2.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_are_drawn_between_half_and_whole() {
+        let pause = Duration::from_secs(8);
+        for _ in 0..1000 {
+            let drawn = jitter(pause);
+            assert!(drawn >= pause / 2 && drawn <= pause, "{drawn:?}");
+        }
+    }
+}

@@ -14,7 +14,7 @@ const STEP: Duration = Duration::from_millis(50);
 ///
 /// ```
 /// # use std::time::Duration;
-/// # use fencelock_core::*;
+/// # use fencelock_core::support::{Asked, ClockWatch};
 /// let mut watch = ClockWatch::new("db:99");
 /// for _ in 0..ClockWatch::TIMES {
 ///     let asked = Asked::now();

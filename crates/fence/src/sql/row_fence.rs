@@ -130,8 +130,9 @@ impl RowFence {
     /// `REPEATABLE READ`, where no row can be inserted in between.
     ///
     /// # Errors
-    /// [`FenceError::Stale`] if the holder was superseded, [`FenceError::NoRow`] if there is no such row, or was none when
-    /// the update ran, [`FenceError::Damaged`] if the marks make no sense.
+    /// - [`FenceError::Stale`] if the holder was superseded.
+    /// - [`FenceError::NoRow`] if there is no such row, or was none when the update ran.
+    /// - [`FenceError::Damaged`] if the marks make no sense.
     ///
     /// ```
     /// # use fencelock_fence::sql::*;

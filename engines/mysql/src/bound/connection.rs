@@ -229,7 +229,7 @@ impl BoundLocks {
         };
         self.prepare(&mut session)
             .await
-            .map_err(|failed| self.error("prepare a connection", failed))?;
+            .map_err(|failed| self.error("preparing a connection", failed))?;
         Ok(session)
     }
 

@@ -104,7 +104,7 @@ impl Dialect for BoundLocks {
             // Even after an error this connection accepts no token that is not above the floor.
             session.floor = Token(floor.get() + 1);
             let lifted = self.lift_tokens_to(session, "COMMIT").await;
-            lifted.map_err(|failed| self.error("lift the token counter", failed))?;
+            lifted.map_err(|failed| self.error("lifting the token counter", failed))?;
         }
         Ok(())
     }
@@ -158,7 +158,7 @@ impl Dialect for BoundLocks {
         }
         let kept = session.run(request).await;
         kept.map(drop)
-            .map_err(|failed| self.error("renew a lock", failed))
+            .map_err(|failed| self.error("renewing a lock", failed))
     }
 
     async fn downgrade(&self, _session: &mut Session, _claim: &Claim) -> Result<Tokens> {
@@ -178,7 +178,7 @@ impl Dialect for BoundLocks {
             false => Request::of("ROLLBACK"),
         };
         let released = session.run(release).await;
-        let action = || format!("release lock {}", claim.name);
+        let action = || format!("releasing lock {}", claim.name);
         let answers = released.map_err(|failed| self.error(action(), failed))?;
         let one = |row: &Row| row.get::<Option<u64>, _>(0).flatten() == Some(1);
         Ok(!self.get_lock || answers[0].rows.first().is_some_and(one))
@@ -191,7 +191,7 @@ impl Dialect for BoundLocks {
         asked: &[ClaimId],
     ) -> Result<Vec<ClaimId>> {
         let recorded = self.record_all(control, records, asked).await;
-        recorded.map_err(|failed| self.error("record who holds", failed))
+        recorded.map_err(|failed| self.error("recording who holds", failed))
     }
 
     async fn delete_record(&self, control: &mut Session, claim: ClaimId) -> Result<()> {
@@ -201,7 +201,7 @@ impl Dialect for BoundLocks {
         let deleted = control.run(delete).await;
         deleted
             .map(drop)
-            .map_err(|failed| self.error("release a lock", failed))
+            .map_err(|failed| self.error("releasing a lock", failed))
     }
 
     async fn look(&self, control: &mut Session, name: &LockName) -> Result<LockView> {
@@ -223,7 +223,7 @@ impl Dialect for BoundLocks {
         limit: usize,
     ) -> Result<Page<LockView>> {
         let page = self.page(control, prefix, after, limit).await;
-        page.map_err(|failed| self.error("list locks", failed))
+        page.map_err(|failed| self.error("listing locks", failed))
     }
 
     async fn evict(
@@ -234,7 +234,7 @@ impl Dialect for BoundLocks {
         how: Evict,
     ) -> Result<bool> {
         let found = self.find_and_ask(control, name, token, how).await;
-        let action = || format!("take lock {name} from its holder");
+        let action = || format!("evicting the holder of lock {name}");
         match found.map_err(|failed| self.error(action(), failed))? {
             Evicted::Nobody => return Ok(false),
             Evicted::End(session) => self.end(control, &session).await?,
@@ -249,7 +249,7 @@ impl Dialect for BoundLocks {
     }
 
     async fn end(&self, control: &mut Session, session: &SessionId) -> Result<()> {
-        let action = "end a connection that was given up (needs the same user, or the right to end others' connections)";
+        let action = "ending a connection that was given up (needs the same user, or the right to end others' connections)";
         let ended = self.end_connection(control, session).await;
         match ended.map_err(|failed| self.error(action, failed))? {
             true => Ok(()),
@@ -271,7 +271,7 @@ impl Dialect for BoundLocks {
     }
 
     async fn clean_up(&self, control: &mut Session, last: bool) -> Result<()> {
-        let failed = |failed| self.error("clean up", failed);
+        let failed = |failed| self.error("cleaning up", failed);
         self.delete_ended(control).await.map_err(failed)?;
         while !self.get_lock && self.clean_up_rows(control, last).await.map_err(failed)? {}
         Ok(())
@@ -284,16 +284,16 @@ impl Dialect for BoundLocks {
 
     async fn ended(&self, control: &mut Session, sessions: &[SessionId]) -> Result<Vec<SessionId>> {
         let ended = self.ended_of(control, sessions).await;
-        ended.map_err(|failed| self.error("check connections", failed))
+        ended.map_err(|failed| self.error("checking connections", failed))
     }
 }
 
 fn take(claim: &Claim) -> String {
-    format!("take lock {}", claim.name)
+    format!("taking lock {}", claim.name)
 }
 
 fn look_at(name: &LockName) -> String {
-    format!("look at lock {name}")
+    format!("looking at lock {name}")
 }
 
 impl fmt::Display for BoundLocks {

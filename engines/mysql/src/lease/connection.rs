@@ -139,7 +139,7 @@ impl Leases {
             | Failure::Disconnected(cause)
             | Failure::ReadOnly(cause)
             | Failure::NoTables(cause) => {
-                Error::unavailable(&self.config.store, "prepare a connection", cause)
+                Error::unavailable(&self.config.store, "preparing a connection", cause)
             }
             Failure::NoAnswer => Error::Closed,
         }

@@ -206,7 +206,7 @@ impl Heard {
             Some(HAS_WAKE_LOCK) => ear.return_wake_lock(&self.control).await?,
             Some(TAKES_NO_WRITES) => {
                 let why = "the server takes no writes any more";
-                return Err(Error::unavailable(&self.config.store, "listen", why));
+                return Err(Error::unavailable(&self.config.store, "listening", why));
             }
             _ => {}
         }

@@ -43,7 +43,7 @@ impl Advisory {
         sql: &'static str,
         claim: &Claim,
     ) -> Result<Option<Tokens>> {
-        let action = format!("take lock {}", claim.name);
+        let action = format!("taking lock {}", claim.name);
         let rows = session
             .query(&self.hosts, &action, sql, &[&claim.name.as_str()])
             .await?;
@@ -62,7 +62,7 @@ impl Advisory {
             let why = "the token counter went back, and was lifted again";
             return Err(Error::unavailable(
                 self,
-                format!("take lock {}", claim.name),
+                format!("taking lock {}", claim.name),
                 why,
             ));
         }
@@ -78,7 +78,7 @@ impl Advisory {
         // A retry would take a second time what the session took before the error.
         let undo = "SELECT pg_advisory_unlock_all()";
         let undone = session.client.batch_execute(undo).await;
-        undone.map_err(|error| self.hosts.error("try again to take a lock", error))
+        undone.map_err(|error| self.hosts.error("trying again to take a lock", error))
     }
 
     pub(super) async fn weaken(&self, session: &mut Session, claim: &Claim) -> Result<Tokens> {
@@ -92,7 +92,7 @@ impl Advisory {
             };
             // A retry would take a second time what the session may have taken before the error.
             let values: Values<'_> = &[&claim.name.as_str()];
-            let action = format!("downgrade lock {}", claim.name);
+            let action = format!("downgrading lock {}", claim.name);
             session
                 .query(&self.hosts, &action, UNLOCK_SHARED, values)
                 .await?;
@@ -104,7 +104,7 @@ impl Advisory {
             self.hosts
                 .internal("an exclusive lock does not admit its holder")
         })?;
-        let action = format!("downgrade lock {}", claim.name);
+        let action = format!("downgrading lock {}", claim.name);
         session
             .query(
                 &self.hosts,

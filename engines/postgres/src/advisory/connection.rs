@@ -28,7 +28,7 @@ impl Advisory {
         let millis = idle.as_millis().max(1);
         let sql = format!("SET idle_session_timeout = {millis}");
         let set = session.client.batch_execute(&sql).await;
-        set.map_err(|error| self.hosts.error("set an idle timeout", error))?;
+        set.map_err(|error| self.hosts.error("setting an idle timeout", error))?;
         session.idle = Some(idle);
         Ok(true)
     }
@@ -44,7 +44,7 @@ impl Advisory {
             .client
             .batch_execute("SET synchronous_commit = off")
             .await;
-        relax.map_err(|error| self.hosts.error("prepare a connection", error))?;
+        relax.map_err(|error| self.hosts.error("preparing a connection", error))?;
         Ok(session)
     }
 }

@@ -100,7 +100,7 @@ impl Dialect for Advisory {
     async fn keep_alive(&self, session: &mut Session, idle: Duration) -> Result<()> {
         if !self.set_idle(session, idle).await? {
             let alive = session.client.check_connection().await;
-            alive.map_err(|error| self.hosts.error("renew a lock", error))?;
+            alive.map_err(|error| self.hosts.error("renewing a lock", error))?;
         }
         Ok(())
     }
@@ -110,7 +110,7 @@ impl Dialect for Advisory {
     }
 
     async fn release(&self, session: &mut Session, claim: &Claim) -> Result<bool> {
-        let action = format!("release lock {}", claim.name);
+        let action = format!("releasing lock {}", claim.name);
         let sql = match claim.mode {
             Mode::Shared => RELEASE_SHARED,
             _ => RELEASE_EXCLUSIVE,
@@ -134,7 +134,7 @@ impl Dialect for Advisory {
         const DELETE: &str = "DELETE FROM fencelock_bound WHERE claim = $1";
         let claim = &claim.as_bytes()[..];
         control
-            .query(&self.hosts, "release a lock", DELETE, &[&claim])
+            .query(&self.hosts, "releasing a lock", DELETE, &[&claim])
             .await
             .map(drop)
     }
@@ -148,7 +148,7 @@ impl Dialect for Advisory {
     }
 
     async fn is_recorded(&self, control: &mut Session, name: &LockName) -> Result<bool> {
-        let action = format!("look at lock {name}");
+        let action = format!("looking at lock {name}");
         let values: Values<'_> = &[&name.as_str()];
         let rows = control
             .query(&self.hosts, &action, UNRECORDED, values)
@@ -173,7 +173,7 @@ impl Dialect for Advisory {
         token: Token,
         how: Evict,
     ) -> Result<bool> {
-        let action = format!("take lock {name} from its holder");
+        let action = format!("evicting the holder of lock {name}");
         let values: Values<'_> = &[&STRATEGY, &name.as_str(), &integer(token)];
         let rows = control.query(&self.hosts, &action, HOLDER, values).await?;
         let Some(holder) = rows.first() else {
@@ -201,13 +201,18 @@ impl Dialect for Advisory {
     async fn is_open(&self, control: &mut Session, session: &SessionId) -> Result<bool> {
         let (pid, started) = numbers(session);
         let rows = control
-            .query(&self.hosts, "wait for a lock", IS_OPEN, &[&pid, &started])
+            .query(
+                &self.hosts,
+                "waiting for a lock",
+                IS_OPEN,
+                &[&pid, &started],
+            )
             .await?;
         Ok(!rows.is_empty())
     }
 
     async fn end(&self, control: &mut Session, session: &SessionId) -> Result<()> {
-        let action = "end a connection that was given up (needs the same user, or membership in pg_signal_backend)";
+        let action = "ending a connection that was given up (needs the same user, or membership in pg_signal_backend)";
         let (pid, started) = numbers(session);
         let rows = control
             .query(&self.hosts, action, END, &[&pid, &started])
@@ -241,7 +246,7 @@ impl Dialect for Advisory {
 
     async fn clean_up(&self, control: &mut Session, _: bool) -> Result<()> {
         control
-            .query(&self.hosts, "clean up", DELETE_ENDED, &[])
+            .query(&self.hosts, "cleaning up", DELETE_ENDED, &[])
             .await
             .map(drop)
     }

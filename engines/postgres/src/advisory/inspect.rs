@@ -15,7 +15,7 @@ use crate::connection::{Session, Values};
 
 impl Advisory {
     pub(super) async fn view(&self, control: &mut Session, name: &LockName) -> Result<LockView> {
-        let action = format!("look at lock {name}");
+        let action = format!("looking at lock {name}");
         let values: Values<'_> = &[&STRATEGY, &name.as_str()];
         let rows = self.hosts.inspected(control, &action, LOOK, values).await?;
         let records = rows.iter().map(|row| {
@@ -40,7 +40,7 @@ impl Advisory {
         let values: Values<'_> = &[&STRATEGY, &prefix, &after, &(limit as i64)];
         let rows = self
             .hosts
-            .inspected(control, "list locks", LIST, values)
+            .inspected(control, "listing locks", LIST, values)
             .await?;
         let names: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
         let (names, next) = page_of(names, prefix, limit)?;

@@ -18,7 +18,7 @@ impl Advisory {
         asked: &[ClaimId],
     ) -> Result<Vec<ClaimId>> {
         const ASKED: &str = "SELECT claim FROM fencelock_bound WHERE asked AND claim = ANY($1)";
-        let failed = |error| self.hosts.error("record who holds", error);
+        let failed = |error| self.hosts.error("recording who holds", error);
         let write = control.statement(RECORD).await.map_err(failed)?;
         let ask = control.statement(ASKED).await.map_err(failed)?;
         // Sent together: one round trip.

@@ -43,7 +43,7 @@ impl Leases {
             SELECT set_config('synchronous_commit', CASE WHEN setting = 'off' THEN 'on' ELSE setting END, false) \
             FROM (SELECT current_setting('synchronous_commit') AS setting) AS now";
         let safe = session.client.batch_execute(SAFE).await;
-        safe.map_err(|error| self.hosts.error("prepare a connection", error))?;
+        safe.map_err(|error| self.hosts.error("preparing a connection", error))?;
         let known = self.promises.lock().is_some();
         if !known {
             self.hosts.rule_out_pooler(&session).await?;
@@ -64,7 +64,7 @@ impl Leases {
                 JOIN pg_namespace AS schema ON schema.oid = found.relnamespace \
                 WHERE found.oid = to_regclass('fencelock_locks')), current_schema(), '')";
         let found = session.client.simple_query(FIND).await;
-        let found = found.map_err(|error| self.hosts.error("find the tables", error))?;
+        let found = found.map_err(|error| self.hosts.error("finding the tables", error))?;
         Ok(columns(&found).and_then(|row| row.try_into().ok()))
     }
 

@@ -89,7 +89,7 @@ impl Dialect for Leases {
             &claim.label.as_deref(),
             &&*channel,
         ];
-        let rows = self.query(session, "take a lock", TAKE, values).await?;
+        let rows = self.query(session, "taking a lock", TAKE, values).await?;
         let first = rows.first().and_then(|row| row.get::<_, Option<i64>>(0));
         Ok(first.map(|first| tokens(first, claim)))
     }
@@ -108,7 +108,7 @@ impl Dialect for Leases {
             &&*channel,
         ];
         let rows = self
-            .query(session, "wait for a lock", QUEUE, values)
+            .query(session, "waiting for a lock", QUEUE, values)
             .await?;
         let Some(row) = rows.first() else {
             return Ok(None);
@@ -128,7 +128,7 @@ impl Dialect for Leases {
             &version(first_version(claim.id)),
             &id(claim),
         ];
-        let action = "release a lock";
+        let action = "releasing a lock";
         if self.ear.is_ear() {
             // Other clients are ears, too. The next holder is woken without another round trip.
             let rows = self.query(session, action, HAND_OFF, values).await?;
@@ -150,7 +150,7 @@ impl Dialect for Leases {
     async fn version(&self, session: &mut Session, name: &LockName) -> Tried<Option<u64>> {
         const VERSION: &str = "SELECT version FROM fencelock_locks WHERE name = $1";
         let rows = self
-            .query(session, "wait for a lock", VERSION, &[&name.as_str()])
+            .query(session, "waiting for a lock", VERSION, &[&name.as_str()])
             .await?;
         Ok(rows.first().map(|row| row.get::<_, i64>(0).unsigned_abs()))
     }
@@ -179,7 +179,7 @@ impl Dialect for Leases {
             &&*channel,
         ];
         let rows = self
-            .query(session, "keep a place in the queue", KEEP_PLACE, values)
+            .query(session, "keeping a place in the queue", KEEP_PLACE, values)
             .await?;
         Ok(!rows.is_empty())
     }
@@ -202,7 +202,7 @@ impl Dialect for Leases {
         let values: Values<'_> = &[
             &names, &ids, &leases, &delays, &tokens, &owners, &labels, &shorten,
         ];
-        let rows = self.query(session, "renew holds", RENEW, values).await?;
+        let rows = self.query(session, "renewing holds", RENEW, values).await?;
         let kept = |claim: &Claim| {
             let row = rows
                 .iter()
@@ -221,7 +221,7 @@ impl Dialect for Leases {
             &length(claim.lock_delay),
         ];
         let rows = self
-            .query(session, "prolong a hold", PROLONG, values)
+            .query(session, "prolonging a hold", PROLONG, values)
             .await?;
         Ok(!rows.is_empty())
     }
@@ -238,13 +238,13 @@ impl Dialect for Leases {
         limit: usize,
     ) -> Tried<Vec<String>> {
         let values: Values<'_> = &[&prefix, &after, &(limit as i64)];
-        let rows = self.query(session, "list locks", LIST, values).await?;
+        let rows = self.query(session, "listing locks", LIST, values).await?;
         Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 
     async fn expired(&self, session: &mut Session) -> Tried<Vec<LockName>> {
         let rows = self
-            .query(session, "look for what has expired", EXPIRED, &[])
+            .query(session, "looking for what has expired", EXPIRED, &[])
             .await?;
         Ok(rows
             .iter()
@@ -273,7 +273,7 @@ impl Dialect for Leases {
             return Ok(false);
         };
         let rows = self
-            .query(session, "end a lost connection", END, &[&pid, &started])
+            .query(session, "ending a lost connection", END, &[&pid, &started])
             .await?;
         Ok(rows.iter().all(|row| row.get(0)))
     }

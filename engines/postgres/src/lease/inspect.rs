@@ -19,7 +19,7 @@ impl Leases {
         name: &LockName,
     ) -> Result<Option<Snapshot>, Failure> {
         let rows = self
-            .query(session, "read a lock", READ, &[&name.as_str()])
+            .query(session, "reading a lock", READ, &[&name.as_str()])
             .await?;
         let mut gate = None;
         let mut found = Rows {
@@ -71,7 +71,7 @@ impl Leases {
     ) -> Result<Vec<LockView>, Failure> {
         let wanted: Vec<&str> = names.iter().map(LockName::as_str).collect();
         let rows = self
-            .query(session, "look at locks", LOOK, &[&wanted])
+            .query(session, "looking at locks", LOOK, &[&wanted])
             .await?;
         let mut views: Vec<LockView> = names.iter().cloned().map(LockView::free).collect();
         for row in rows {

@@ -217,7 +217,7 @@ impl Ear {
         let listen = channels.iter().rev().map(|name| format!("LISTEN {name};"));
         let listen: String = listen.collect();
         let listening = session.client.batch_execute(&listen).await;
-        listening.map_err(|error| self.hosts.error("listen", error))?;
+        listening.map_err(|error| self.hosts.error("listening", error))?;
         Ok(Listening {
             session,
             signal,
@@ -328,10 +328,10 @@ impl Ear {
         match asked {
             Ok(Ok(rows)) => Ok(Some(rows)),
             Ok(Err(error)) if error.code() == Some(&SqlState::QUERY_CANCELED) => Ok(None),
-            Ok(Err(error)) => Err(self.hosts.error("listen", error)),
+            Ok(Err(error)) => Err(self.hosts.error("listening", error)),
             Err(_) => {
                 let why = format!("no answer within {limit:?}");
-                Err(Error::unavailable(&self.hosts, "listen", why))
+                Err(Error::unavailable(&self.hosts, "listening", why))
             }
         }
     }

@@ -54,7 +54,9 @@ impl Leases {
             &claims,
             &channels,
         ];
-        let rows = self.query(session, "change a lock", WRITE, values).await?;
+        let rows = self
+            .query(session, "changing a lock", WRITE, values)
+            .await?;
         let written = rows.first().map_or(-1, |row| row.get::<_, i64>(0));
         let told: Vec<&str> = rows.first().map_or_else(Vec::new, |row| row.get(1));
         if written >= 0 {
@@ -71,7 +73,7 @@ impl Leases {
     /// they poll.
     pub(super) async fn wake(&self, session: &mut Session, ears: &[&str]) {
         if !ears.is_empty() {
-            let _ = self.query(session, "wake waiters", WAKE, &[&ears]).await;
+            let _ = self.query(session, "waking waiters", WAKE, &[&ears]).await;
         }
     }
 }

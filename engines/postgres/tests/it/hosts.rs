@@ -76,8 +76,10 @@ async fn inspection_needs_no_right_to_write() {
     let client = client.unwrap();
     assert!(client.look("a").await.unwrap().holders.is_empty());
     client.close().await.unwrap();
-    // A lock cannot be taken there.
-    assert!(open(&replica.url()).await.is_err());
+    // A lock cannot be taken there; the error names the host.
+    let error = open(&replica.url()).await.unwrap_err().to_string();
+    let asked = format!("connecting to 127.0.0.1:{}", replica.port());
+    assert!(error.contains(&asked), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -93,6 +95,8 @@ async fn an_error_at_open_names_the_remedy() {
     ] {
         a_user_is_refused(&at(user, "lock"), word).await;
     }
+    let asked = format!("connecting to 127.0.0.1:{}", server.port());
+    a_user_is_refused(&at("lock:wrong", "lock"), &asked).await;
     let error = open(&at("lock:secret", "nowhere")).await.unwrap_err();
     assert!(matches!(error, Error::Config { .. }), "{error:?}");
     assert!(error.to_string().contains("create it"), "{error}");
@@ -100,6 +104,8 @@ async fn an_error_at_open_names_the_remedy() {
     let redis = fencelock_testbed::Redis::start().unwrap();
     let url = format!("postgres://lock@127.0.0.1:{}/lock", redis.port());
     another_server_is_explained(&url, "is it a PostgreSQL server?").await;
+    let asked = format!("connecting to 127.0.0.1:{}", redis.port());
+    another_server_is_explained(&url, &asked).await;
     let maria = fencelock_testbed::MariaDb::start().unwrap();
     let url = format!("postgres://lock@127.0.0.1:{}/lock", maria.port());
     another_server_is_explained(&url, "is not a PostgreSQL server").await;

@@ -25,8 +25,9 @@ impl Redlock {
     /// Connects to the nodes that the options, or a URL, name. Needs a tokio runtime, and keeps a task there for each node.
     ///
     /// # Errors
-    /// [`Error::Config`] if an option or a node cannot be used, [`Error::Unavailable`] if fewer nodes than the quorum reply
-    /// within `connect-timeout`, [`Error::Refused`] if that is because they refuse this user.
+    /// - [`Error::Config`] if an option or a node cannot be used.
+    /// - [`Error::Unavailable`] if fewer nodes than the quorum reply within `connect-timeout`.
+    /// - [`Error::Refused`] if that is because they refuse this user.
     ///
     /// # Cancel safety
     /// May be dropped: no lock is held yet.

@@ -51,7 +51,7 @@ impl<D: Dialect> State<D> {
                         self.record_later(claim);
                     }
                     *entry = Entry::Waiting(waiting);
-                    if on_control!(self.control, "wait for a lock", is_open(&session))? {
+                    if on_control!(self.control, "waiting for a lock", is_open(&session))? {
                         return Ok(waiting_until_recheck());
                     }
                     *entry = Entry::given_up(session, claim, false);
@@ -80,7 +80,7 @@ impl<D: Dialect> State<D> {
         entry: &mut Entry<D>,
         permit: Permit,
     ) -> Result<Standing> {
-        let action = format!("take lock {}", claim.name);
+        let action = format!("taking lock {}", claim.name);
         let mut conn = self.pool.get(permit).await?;
         loop {
             let asked_at = Clock::Boot.now();
@@ -133,7 +133,7 @@ impl<D: Dialect> State<D> {
     }
 
     fn too_many(&self, claim: &Claim) -> Error {
-        let action = format!("take lock {}", claim.name);
+        let action = format!("taking lock {}", claim.name);
         let most = self.settings.connections;
         let why = format!(
             "all {most} connections of this process hold or wait; raise max-connections in the store's URL"
@@ -152,7 +152,7 @@ impl<D: Dialect> State<D> {
         let id = self.session_id(&hold.conn);
         let ended = || {
             let why = "the connection ended as it got the lock; ask again";
-            let action = format!("take lock {}", claim.name);
+            let action = format!("taking lock {}", claim.name);
             Error::unavailable(&*self.dialect, action, why)
         };
         if !hold.conn.signal.bind(claim.id) {
@@ -211,7 +211,7 @@ impl<D: Dialect> State<D> {
 
     async fn downgrade(&self, hold: &mut Hold<D>, claim: &Claim) -> Result<BootInstant> {
         let asked_at = Clock::Boot.now();
-        let action = format!("downgrade lock {}", claim.name);
+        let action = format!("downgrading lock {}", claim.name);
         let downgraded = self.dialect.downgrade(&mut hold.conn.session, claim);
         hold.tokens = self.within(&action, downgraded).await?;
         hold.mode = claim.mode;

@@ -38,7 +38,7 @@ pub(super) async fn check_connections<D: Dialect>(state: Weak<State<D>>, every: 
         }
         // Without an answer nothing is known about these connections.
         let ended =
-            on_control!(state.control, "check connections", ended(&ids)).unwrap_or_default();
+            on_control!(state.control, "checking connections", ended(&ids)).unwrap_or_default();
         let all = ids.iter().zip(&signals);
         for (_, signal) in all.filter(|(id, _)| ended.contains(id)) {
             signal.close();
@@ -66,7 +66,7 @@ pub(super) async fn clean_up<D: Dialect>(state: Weak<State<D>>) {
             .retain(|_, entry| is_used(entry) || !is_over(entry));
         let busy = !state.entries.lock().is_empty();
         if (state.used.swap(busy, Ordering::Relaxed) || busy)
-            && let Err(error) = on_control!(state.control, "clean up", clean_up(false))
+            && let Err(error) = on_control!(state.control, "cleaning up", clean_up(false))
         {
             state.used.store(true, Ordering::Relaxed);
             tracing::debug!(store = %state.dialect, %error, "cleaning up failed; trying again later");

@@ -95,7 +95,7 @@ impl<D: Dialect> Control<D> {
         timed(
             &*self.dialect,
             self.settings.connect_timeout,
-            "open it",
+            "opening it",
             first,
         )
         .await
@@ -106,7 +106,7 @@ impl<D: Dialect> Control<D> {
         records: &[Record],
         asked: &[ClaimId],
     ) -> Result<Vec<ClaimId>> {
-        on_control!(self, "record who holds", record(records, asked))
+        on_control!(self, "recording who holds", record(records, asked))
     }
 
     pub(super) async fn close(&self) {

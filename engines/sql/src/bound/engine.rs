@@ -167,7 +167,7 @@ impl<D: Dialect> Engine for BoundEngine<D> {
 }
 
 async fn last_clean_up<D: Dialect>(state: &State<D>) {
-    if let Err(error) = on_control!(state.control, "clean up", clean_up(true)) {
+    if let Err(error) = on_control!(state.control, "cleaning up", clean_up(true)) {
         tracing::debug!(store = %state.dialect, %error, "another process will clean up what this one left");
     }
 }

@@ -64,7 +64,7 @@ impl<D: Dialect> Inspect for State<D> {
     /// If another process holds the lock and has not recorded that yet, the call waits for the record.
     async fn look(&self, name: &LockName) -> Result<LockView> {
         self.check_open()?;
-        let action = || format!("look at lock {name}");
+        let action = || format!("looking at lock {name}");
         if !self.dialect.inspect_only() {
             self.record_all().await;
             for _ in 0..CHECKS {
@@ -82,13 +82,13 @@ impl<D: Dialect> Inspect for State<D> {
         let after = at.map(|at| at.name(prefix)).transpose()?;
         let (after, limit) = (after.unwrap_or_default(), limit.clamp(1, 1000));
         self.record_all().await;
-        on_control!(self.control, "list locks", list(prefix, &after, limit))
+        on_control!(self.control, "listing locks", list(prefix, &after, limit))
     }
 
     async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
         self.check_writes("an eviction")?;
         self.look(name).await?;
-        let action = format!("take lock {name} from its holder");
+        let action = format!("evicting the holder of lock {name}");
         on_control!(self.control, action, evict(name, token, how))
     }
 

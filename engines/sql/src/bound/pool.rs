@@ -98,7 +98,7 @@ impl<D: Dialect> Pool<D> {
         let connect = self.dialect.connect(Arc::clone(&signal));
         let limit = self.settings.response_timeout;
         Ok(PooledSession {
-            session: timed(&*self.dialect, limit, "connect", connect).await?,
+            session: timed(&*self.dialect, limit, "connecting", connect).await?,
             signal,
             used_before: false,
             permit,

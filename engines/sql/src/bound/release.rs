@@ -81,10 +81,10 @@ impl<D: Dialect> State<D> {
             self.end_given_up(entry).await?;
             return Ok(Withdrawn::Expired);
         }
-        let action = format!("release lock {}", claim.name);
+        let action = format!("releasing lock {}", claim.name);
         // The record is deleted first, so that no client sees it together with that of the next holder.
         let deleted = match hold.listed {
-            true => on_control!(self.control, "release a lock", delete_record(claim.id)),
+            true => on_control!(self.control, "releasing a lock", delete_record(claim.id)),
             false => Ok(()),
         };
         let released = self.dialect.release(&mut hold.conn.session, claim);
@@ -111,7 +111,7 @@ impl<D: Dialect> State<D> {
     /// Ends what may be left of a connection that was given up.
     pub(super) async fn end_given_up(&self, entry: &mut Entry<D>) -> Result<()> {
         if let Entry::GivenUp { session, .. } = entry {
-            let action = "end a connection that was given up";
+            let action = "ending a connection that was given up";
             on_control!(self.control, action, end(session))?;
             *entry = Entry::Empty;
         }

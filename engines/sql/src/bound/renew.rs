@@ -77,7 +77,7 @@ impl<D: Dialect> State<D> {
         claim: &Claim,
     ) -> Result<BootInstant> {
         let asked_at = Clock::Boot.now();
-        let action = format!("renew lock {}", claim.name);
+        let action = format!("renewing lock {}", claim.name);
         let kept = self.dialect.keep_alive(&mut hold.conn.session, claim.ttl);
         self.within(&action, kept).await?;
         hold.lives(asked_at, claim.ttl);
@@ -117,8 +117,9 @@ impl<D: Dialect> State<D> {
             }
             Err(error) => {
                 let cause = error.to_string();
-                let unrecorded =
-                    |cause: String| Error::unavailable(&*self.dialect, "record who holds", cause);
+                let unrecorded = |cause: String| {
+                    Error::unavailable(&*self.dialect, "recording who holds", cause)
+                };
                 for (renewal, record) in renewals {
                     if let Some((_, true)) = record {
                         *renewal = Renewal::Unknown(unrecorded(cause.clone()));
@@ -130,7 +131,7 @@ impl<D: Dialect> State<D> {
 
     fn no_answer(&self, share: Duration) -> Error {
         let why = format!("no answer within {share:?}");
-        Error::unavailable(&*self.dialect, "renew a lock", why)
+        Error::unavailable(&*self.dialect, "renewing a lock", why)
     }
 }
 

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use fencelock_core::support::Mutex;
+use fencelock_core::support::{Mutex, inspect_only};
 use fencelock_core::{BootInstant, ClaimId, Error, Promises, Result};
 use tokio::sync::mpsc;
 
@@ -11,7 +11,7 @@ use super::control::{Control, timed};
 use super::dialect::Dialect;
 use super::entry::Entry;
 use super::pool::Pool;
-use crate::{INSPECT_ONLY, Settings};
+use crate::Settings;
 
 /// How long a lock that a waiter was granted stays taken without a sign of life.
 pub const CLAIM_WINDOW: Duration = Duration::from_secs(2);
@@ -49,7 +49,7 @@ impl<D: Dialect> State<D> {
     /// Refuses an action that writes, if the store was opened for inspection.
     pub(super) fn check_writes(&self, what: &'static str) -> Result<()> {
         match self.dialect.inspect_only() {
-            true => Err(Error::unsupported(&*self.dialect, what, INSPECT_ONLY)),
+            true => Err(inspect_only(&*self.dialect, what)),
             false => Ok(()),
         }
     }

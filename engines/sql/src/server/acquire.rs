@@ -24,7 +24,7 @@ impl<D: Dialect> State<D> {
         if claim.floor > Token(0) {
             claim.check_floor(dialect, &dialect.promises())?;
         }
-        let mut call = self.pool.call(action("take", &claim.name));
+        let mut call = self.pool.call(action("taking", &claim.name));
         let known = self.entries.get(claim.id);
         let fresh = known.is_none();
         if !fresh {

@@ -38,11 +38,13 @@ impl<D: Dialect> State<D> {
     }
 
     async fn reap(&self) -> Result<()> {
-        let mut call = self.pool.call("look for what has expired");
+        let mut call = self.pool.call("looking for what has expired");
         let dialect = &self.pool.dialect;
         let names = attempt!(call, Lane::Others, |session| dialect.expired(session).await);
         for name in names {
-            let mut call = self.pool.call(action("clear what has expired of", &name));
+            let mut call = self
+                .pool
+                .call(action("clearing what has expired of", &name));
             let done = attempt!(call, Lane::Others, |session| {
                 reap(dialect, session, &name).await
             });

@@ -37,7 +37,7 @@ impl<D: Dialect> LeaseEngine<D> {
                 "no answer within {:?}; is the server up and reachable (connect-timeout)?",
                 settings.connect_timeout
             );
-            Error::unavailable(&dialect, "connect", cause)
+            Error::unavailable(&dialect, "connecting", cause)
         })??;
         let promises = dialect.promises();
         let (sender, events) = EventSource::channel();

@@ -16,7 +16,7 @@ use crate::page_of;
 impl<D: Dialect> Inspect for State<D> {
     async fn look(&self, name: &LockName) -> Result<LockView> {
         let dialect = &self.pool.dialect;
-        let mut call = self.pool.call(action("look at", name));
+        let mut call = self.pool.call(action("looking at", name));
         let views = attempt!(call, Lane::Others, |session| {
             dialect.views(session, std::slice::from_ref(name)).await
         });
@@ -28,7 +28,7 @@ impl<D: Dialect> Inspect for State<D> {
         let dialect = &self.pool.dialect;
         let after = at.map(|at| at.name(prefix)).transpose()?;
         let (after, limit) = (after.unwrap_or_default(), limit.clamp(1, 1000));
-        let mut call = self.pool.call("list locks");
+        let mut call = self.pool.call("listing locks");
         let names = attempt!(call, Lane::Others, |session| {
             dialect.held_names(session, prefix, &after, limit).await
         });
@@ -47,8 +47,8 @@ impl<D: Dialect> Inspect for State<D> {
         self.check_writes("an eviction")?;
         let dialect = &self.pool.dialect;
         let what = match how {
-            Evict::Release => "take away",
-            Evict::Ask => "ask for",
+            Evict::Release => "evicting the holder of",
+            Evict::Ask => "asking the holder of",
         };
         let mut call = self.pool.call(action(what, name));
         let done = attempt!(call, Lane::Others, |session| {

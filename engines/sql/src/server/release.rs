@@ -14,7 +14,7 @@ impl<D: Dialect> State<D> {
     pub(super) async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
         self.forget(claim.id);
         let dialect = &self.pool.dialect;
-        let mut call = self.pool.call(action("release", &claim.name));
+        let mut call = self.pool.call(action("releasing", &claim.name));
         let done = attempt!(call, Lane::Others, |session| {
             withdraw(dialect, session, claim, how).await
         });
@@ -29,7 +29,7 @@ impl<D: Dialect> State<D> {
         let Some(unsettled) = self.unsettled.lock().remove(&claim.id) else {
             return Ok(answer);
         };
-        let release = || action("release", &claim.name);
+        let release = || action("releasing", &claim.name);
         match self.settle(release(), &unsettled.connections).await {
             // After this no request can take effect any more. What took effect before is undone.
             Ok(true) => {

@@ -29,15 +29,15 @@ impl<D: Dialect> State<D> {
 
     async fn renew_batch(&self, held: &[HeldClaim]) -> Result<Vec<Renewal>> {
         let dialect = &self.pool.dialect;
-        let mut call = self.pool.call("renew holds");
+        let mut call = self.pool.call("renewing holds");
         let (renewed, asked_at) = attempt!(call, Lane::Renewals, |session| {
             let asked_at = Clock::Boot.now();
             let renewed = dialect.renew(session, held).await;
             renewed.map(|renewed| (renewed, asked_at))
         });
         // An earlier request that may still arrive must not take effect after this one.
-        if !call.lost.is_empty() && !self.settle("renew holds", &call.lost).await? {
-            return Err(Error::unsettled(dialect, "renew holds"));
+        if !call.lost.is_empty() && !self.settle("renewing holds", &call.lost).await? {
+            return Err(Error::unsettled(dialect, "renewing holds"));
         }
         let renewals = held.iter().zip(renewed);
         let renewals = renewals.map(|(held, renewed)| match renewed {

@@ -3,8 +3,8 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use fencelock_core::engine::EventSender;
-use fencelock_core::support::Mutex;
-use fencelock_core::{BootInstant, ClaimId, Error, LockName, Result};
+use fencelock_core::support::{Mutex, inspect_only};
+use fencelock_core::{BootInstant, ClaimId, LockName, Result};
 
 use super::change::{Change, Write, Written};
 use super::dialect::Dialect;
@@ -12,7 +12,6 @@ use super::entry::Entries;
 use super::error::Failure;
 use super::pool::Pool;
 use super::stored::Snapshot;
-use crate::INSPECT_ONLY;
 
 /// The longest pause after another client was faster with a change. It separates clients that compete.
 const STALE_PAUSE: Duration = Duration::from_millis(3);
@@ -71,7 +70,7 @@ impl<D: Dialect> State<D> {
     pub(super) fn check_writes(&self, what: &'static str) -> Result<()> {
         let dialect = &self.pool.dialect;
         match dialect.inspect_only() {
-            true => Err(Error::unsupported(dialect, what, INSPECT_ONLY)),
+            true => Err(inspect_only(dialect, what)),
             false => Ok(()),
         }
     }

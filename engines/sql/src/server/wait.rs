@@ -1,12 +1,12 @@
 //! Waits for a wake-up, a pushed grant, or a change that a poll finds.
 
 use fencelock_core::engine::{Claim, Grant, Place};
+use fencelock_core::support::jitter;
 use fencelock_core::{Clock, Result};
 
 use super::dialect::Dialect;
 use super::pool::{Lane, attempt};
 use super::state::{State, action};
-use crate::poll::jitter;
 
 impl<D: Dialect> State<D> {
     pub(super) async fn wait(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
@@ -33,7 +33,7 @@ impl<D: Dialect> State<D> {
             if poll_at == place.recheck {
                 return Ok(None);
             }
-            let mut call = self.pool.call(action("look at", &claim.name));
+            let mut call = self.pool.call(action("looking at", &claim.name));
             let version = attempt!(call, Lane::Others, |session| {
                 dialect.version(session, &claim.name).await
             });

@@ -310,7 +310,7 @@ async fn a_file_that_stays_locked_is_waited_for_and_then_reported() {
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
     let text = error.to_string();
     assert!(
-        text.contains("take lock job") && text.contains(&path),
+        text.contains("taking lock job") && text.contains(&path),
         "{text}"
     );
     let bounds = Duration::from_millis(300)..Duration::from_millis(1500);
@@ -393,7 +393,7 @@ async fn closing_ends_after_the_response_timeout() {
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
     let closed = tokio::time::timeout(Duration::from_secs(20), engine.close()).await;
     let error = closed.unwrap().unwrap_err().to_string();
-    assert!(error.contains("close the file"), "{error}");
+    assert!(error.contains("closing the file"), "{error}");
     other.execute_batch("COMMIT").unwrap();
 }
 
