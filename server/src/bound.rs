@@ -3,12 +3,14 @@
 //! not renew in time, the replica withdraws its claim, and repeats that until the store has confirmed it.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
-use std::sync::{Arc, Weak};
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, MutexGuard, Weak};
 use std::time::Duration;
 
 use fencelock_core::engine::{Claim, HeldClaim, Leave};
 use fencelock_core::support::{Backoff, Mutex};
 use fencelock_core::{BootInstant, ClaimId, Engine, LockName, Token};
+use futures_util::FutureExt;
 use tokio::sync::{Notify, watch};
 
 use crate::known::Known;
@@ -132,13 +134,8 @@ impl Bound {
                 table.claims.insert(claim.id, entry);
             }
         }
-        let begin = !std::mem::replace(&mut table.reaped, true);
         self.tell(&table);
-        drop(table);
-        self.changed.notify_one();
-        if begin {
-            tokio::spawn(reap(Arc::downgrade(self)));
-        }
+        self.begin_reaping(table);
         Ok(())
     }
 
@@ -203,6 +200,10 @@ impl Bound {
             }
             Some(_) if held.shorten => {
                 table.keep_until(claim.id, until);
+                // A process that joins the hold must not believe longer, even if the store does not answer.
+                if let Some(entry) = table.claims.get_mut(&claim.id) {
+                    entry.believed = entry.believed.map(|believed| believed.min(until));
+                }
                 drop(table);
                 self.changed.notify_one();
                 Ok(())
@@ -318,6 +319,16 @@ impl Bound {
         });
     }
 
+    /// Tells the task that reaps of a change, or begins one if none runs.
+    fn begin_reaping(self: &Arc<Self>, mut table: MutexGuard<'_, Table>) {
+        let begin = !std::mem::replace(&mut table.reaped, true);
+        drop(table);
+        self.changed.notify_one();
+        if begin {
+            tokio::spawn(reap(Arc::downgrade(self)));
+        }
+    }
+
     /// The next claim that is due, or when to look again.
     fn next_due(&self) -> Due {
         let now = self.engine.clock().now();
@@ -337,15 +348,15 @@ impl Bound {
     }
 
     /// What to withdraw. The caller has the turn. `None` if the client renewed before.
-    fn is_due(&self, id: ClaimId) -> Option<(Claim, Leave)> {
+    fn is_due(self: &Arc<Self>, id: ClaimId) -> Option<(Claim, Leave)> {
         let now = self.engine.clock().now();
         let mut table = self.table.lock();
         let entry = table.claims.get_mut(&id)?;
         if entry.until > now {
             let until = entry.until;
             table.order.insert((until, id));
-            drop(table);
-            self.changed.notify_one();
+            // The task that reaps may have ended when nothing else was in order.
+            self.begin_reaping(table);
             return None;
         }
         entry.ending = true;
@@ -364,8 +375,16 @@ impl Bound {
             return;
         };
         let mut pauses = Backoff::new(AFTER_ERROR.0, AFTER_ERROR.1);
-        while let Err(error) = self.engine.withdraw(&claim, how).await {
-            tracing::debug!(name = %claim.name, %error, "withdrawing what its client did not renew");
+        loop {
+            // A panic of the engine is an error like any other: the claim must not stay at the store.
+            let withdrawn = AssertUnwindSafe(self.engine.withdraw(&claim, how));
+            match withdrawn.catch_unwind().await {
+                Ok(Ok(_)) => break,
+                Ok(Err(error)) => {
+                    tracing::debug!(name = %claim.name, %error, "withdrawing what its client did not renew");
+                }
+                Err(_) => tracing::error!(name = %claim.name, "withdrawing a claim met a bug"),
+            }
             tokio::time::sleep(pauses.next_pause()).await;
         }
         visit.waits_no_more();
@@ -460,5 +479,67 @@ async fn reap(bound: Weak<Bound>) {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fencelock_core::engine::Standing;
+    use fencelock_core::{ClaimIds, Memory};
+
+    use super::*;
+
+    const SHORT: Duration = Duration::from_millis(50);
+
+    fn bound() -> (Arc<Bound>, Arc<Memory>, Claim) {
+        let store = Arc::new(Memory::new());
+        let known = Known::new(store.clone(), Duration::from_secs(2));
+        let id = ClaimIds::new().unwrap().next();
+        let claim = Claim::new(id, "me", LockName::new("a").unwrap());
+        (Bound::new(store.clone(), known), store, claim)
+    }
+
+    async fn place(store: &Memory, claim: &Claim) -> Token {
+        match store.place(claim).await.unwrap() {
+            Standing::Held(grant) => grant.tokens.first,
+            standing => panic!("{standing:?}"),
+        }
+    }
+
+    /// The reaper ends while the only claim is due and a request has its turn. That request keeps it longer.
+    #[tokio::test]
+    async fn a_claim_that_was_prolonged_at_the_last_moment_is_withdrawn_later() {
+        let (bound, store, claim) = bound();
+        let now = || store.clock().now();
+        let mut visit = bound.known.enter(claim.id);
+        visit.take_turn().await;
+        assert!(bound.placing(&claim, now() + SHORT).is_ok());
+        place(&store, &claim).await;
+        let idle = async {
+            while bound.table.lock().reaped {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let idle = tokio::time::timeout(Duration::from_secs(20), idle);
+        idle.await.expect("the reaper runs still");
+        assert!(bound.placing(&claim, now() + SHORT * 4).is_ok());
+        drop(visit);
+        let none = tokio::time::timeout(Duration::from_secs(20), bound.none_left());
+        none.await.expect("the claim is kept");
+        let view = store.inspect().look(&claim.name).await.unwrap();
+        assert_eq!(view.holders.len(), 0);
+    }
+
+    #[tokio::test]
+    async fn nobody_believes_longer_than_a_shortened_lease() {
+        let (bound, store, claim) = bound();
+        let now = store.clock().now();
+        assert!(bound.placing(&claim, now + SHORT * 100).is_ok());
+        let token = place(&store, &claim).await;
+        bound.tells(claim.id, token, now + SHORT * 100, false);
+        let shorter = HeldClaim::new(claim.clone(), token).shorten(true);
+        assert!(bound.renewing(&shorter, now + SHORT * 10).is_ok());
+        let until = bound.believed_until(claim.id, &claim.name);
+        assert_eq!(until, Some(now + SHORT * 10));
     }
 }

@@ -277,6 +277,14 @@ impl Events {
         }
     }
 
+    /// Whether a claim holds this lock, as far as this replica knows.
+    pub(crate) fn is_held(&self, id: &ClaimId, name: &LockName) -> bool {
+        let now = self.engine.clock().now();
+        let holds = self.holds.lock();
+        let hold = holds.by_id.get(id);
+        hold.is_some_and(|hold| hold.name == *name && hold.until > now)
+    }
+
     /// Forgets a hold.
     fn over(&self, id: ClaimId) -> Option<Hold> {
         self.holds.lock().by_id.remove(&id)

@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use fencelock_core::support::Mutex;
-use fencelock_core::{BootInstant, ClaimId, Engine};
+use fencelock_core::{BootInstant, ClaimId, Engine, LockName};
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedMutexGuard, watch};
 
@@ -37,8 +37,8 @@ struct Claim {
     visits: usize,
     /// The stamp of the last request, if the claim may wait in the queue and no request of it is here.
     left: Option<u64>,
-    /// Whether this replica has placed it.
-    placed: bool,
+    /// The lock for which this replica has placed it.
+    placed: Option<LockName>,
     /// Counts it as a waiter of its principal.
     waiter: Option<Waiter>,
     #[cfg(fencelock_planted)]
@@ -79,7 +79,7 @@ impl Known {
             newest: watch::Sender::new(stamp),
             visits: 0,
             left: None,
-            placed: false,
+            placed: None,
             waiter: None,
             #[cfg(fencelock_planted)]
             wanted: None,
@@ -99,10 +99,10 @@ impl Known {
         }
     }
 
-    /// Whether this replica has placed the claim and still knows it.
-    pub(crate) fn has_placed(&self, id: &ClaimId) -> bool {
+    /// The lock for which this replica has placed the claim, if it still knows it.
+    pub(crate) fn placed_for(&self, id: &ClaimId) -> Option<LockName> {
         let claims = self.shard(id).lock();
-        claims.get(id).is_some_and(|claim| claim.placed)
+        claims.get(id).and_then(|claim| claim.placed.clone())
     }
 
     /// How many claims are known.
@@ -211,10 +211,10 @@ pub(crate) struct Visit {
 
 impl Visit {
     /// Notes that the claim is about to be placed. From now on it counts as a waiter.
-    pub(crate) fn placing(&self, waiter: Option<Waiter>) {
+    pub(crate) fn placing(&self, name: &LockName, waiter: Option<Waiter>) {
         let mut claims = self.known.shard(&self.id).lock();
         if let Some(claim) = claims.get_mut(&self.id) {
-            claim.placed = true;
+            claim.placed = Some(name.clone());
             if waiter.is_some() {
                 claim.waiter = waiter;
             }

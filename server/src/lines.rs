@@ -9,13 +9,15 @@ use axum::response::Response;
 use bytes::{Bytes, BytesMut};
 use fencelock_core::ClaimId;
 use fencelock_wire::{BatchAnswer, BatchBody, Kind, LINES};
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, poll_fn};
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, Stream};
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, StatusCode};
 use http_body::Frame;
 use serde::Serialize;
+use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
 
 use crate::refusal::Refusal;
 use crate::replica::Replica;
@@ -90,11 +92,23 @@ impl Answers {
         }
     }
 
-    /// The whole answer, beginning with these lines.
-    pub(crate) fn after(self, first: Option<Bytes>) -> Response {
+    /// The whole answer, beginning with these lines. The rest is served in a task of its own: a client that does not read must not
+    /// stop calls of the store in the middle.
+    pub(crate) fn after(mut self, first: Option<Bytes>) -> Response {
         let body = match self.0.is_empty() {
             true => Body::from(first.unwrap_or_default()),
-            false => Body::new(Streamed { first, rest: self }),
+            false => {
+                // At most one message for each answer.
+                let (sender, rest) = mpsc::unbounded_channel();
+                let task = tokio::spawn(async move {
+                    while let Some(known) = poll_fn(|context| self.poll_known(context)).await {
+                        // Sending fails if the client is gone. Then this task is about to be ended.
+                        let _ = sender.send(known);
+                    }
+                });
+                let task = task.abort_handle();
+                Body::new(Streamed { first, rest, task })
+            }
         };
         let mut response = Response::new(body);
         let media = HeaderValue::from_static(LINES);
@@ -106,7 +120,15 @@ impl Answers {
 /// A body that is written as the lines become known.
 struct Streamed {
     first: Option<Bytes>,
-    rest: Answers,
+    rest: mpsc::UnboundedReceiver<Bytes>,
+    task: AbortHandle,
+}
+
+impl Drop for Streamed {
+    /// The client is gone, or has got everything.
+    fn drop(&mut self) {
+        self.task.abort();
+    }
 }
 
 impl http_body::Body for Streamed {
@@ -119,7 +141,7 @@ impl http_body::Body for Streamed {
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         let known = match self.first.take() {
             Some(first) => Poll::Ready(Some(first)),
-            None => self.rest.poll_known(context),
+            None => self.rest.poll_recv(context),
         };
         known.map(|known| known.map(|lines| Ok(Frame::data(lines))))
     }

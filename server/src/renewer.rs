@@ -3,12 +3,14 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use fencelock_core::engine::{HeldClaim, Renewal};
 use fencelock_core::support::Mutex;
 use fencelock_core::{Engine, Error};
 use fencelock_wire::MOST_RENEWALS;
+use futures_util::FutureExt;
 use tokio::sync::oneshot;
 
 use crate::known::Visit;
@@ -80,7 +82,13 @@ impl Renewer {
                 waiting.drain(..count).collect()
             };
             let held: Vec<HeldClaim> = batch.iter().map(|item| item.held.clone()).collect();
-            let mut renewals = self.engine.renew(&held).await.into_iter();
+            // A panic of the engine leaves these renewals without an answer, and no later ones.
+            let renewals = AssertUnwindSafe(self.engine.renew(&held)).catch_unwind();
+            let renewals = renewals.await.unwrap_or_else(|_| {
+                tracing::error!("renewing holds met a bug");
+                Vec::new()
+            });
+            let mut renewals = renewals.into_iter();
             for mut item in batch {
                 let renewal = renewals.next().unwrap_or_else(|| self.no_answer());
                 settle(&mut item.visit, &renewal);

@@ -105,6 +105,12 @@ pub(crate) async fn events(
             return Err(Refusal::invalid(detail));
         }
     };
+    if replica.draining.is_cancelled() {
+        let detail = "this replica is about to end; use another one";
+        return Err(Refusal::new(Kind::Draining, detail).close());
+    }
+    // A stream that is refused leaves no listener behind.
+    let streams = caller.count_stream()?;
     let (receiver, ids, name) = match (query.get("lock"), claim_key(&headers)?) {
         (Some(_), Some(_)) => {
             let detail = "give either the parameter lock or the header Fencelock-Key, not both";
@@ -130,11 +136,6 @@ pub(crate) async fn events(
             return Err(Refusal::invalid(detail));
         }
     };
-    if replica.draining.is_cancelled() {
-        let detail = "this replica is about to end; use another one";
-        return Err(Refusal::new(Kind::Draining, detail).close());
-    }
-    let streams = caller.count_stream()?;
     replica.events.opened();
     let open = Open {
         replica: Arc::clone(&replica),

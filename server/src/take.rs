@@ -114,11 +114,18 @@ pub(crate) async fn taking(
     let wait = Duration::from_millis(body.wait_ms).min(replica.poll());
     let queue = body.queue;
     let claim = Asked::from(body).claim(id, replica, caller)?;
-    let in_queue = replica.known.has_placed(&id);
-    if replica.draining.is_cancelled() && !in_queue {
+    let placed = replica.known.placed_for(&id);
+    if placed.as_ref().is_some_and(|placed| *placed != claim.name) {
+        // The place of one lock's queue must not be used in that of another one.
+        return Err(ended(id).name(&claim.name));
+    }
+    let in_queue = placed.is_some();
+    // Its answer may have been lost. It asks for nothing new, so it is served as before.
+    let is_repeated = in_queue || replica.events.is_held(&id, &claim.name);
+    if replica.draining.is_cancelled() && !is_repeated {
         return Err(Refusal::draining(&claim.name));
     }
-    let waiter = match (in_queue, queue) {
+    let waiter = match (is_repeated, queue) {
         (true, _) => None,
         (false, true) => {
             let waiter = caller.count_waiter(&claim.name)?;
@@ -131,12 +138,12 @@ pub(crate) async fn taking(
         }
     };
     let _poll = match queue {
-        true => Some(replica.open_poll(in_queue)?),
+        true => Some(replica.open_poll(is_repeated)?),
         false => None,
     };
     let ttl = claim.ttl;
     let visit = replica.known.enter(id);
-    visit.placing(waiter);
+    visit.placing(&claim.name, waiter);
     #[cfg(fencelock_planted)]
     visit.wants(&claim);
     let asking = Asking {
@@ -273,11 +280,7 @@ impl Asking {
     }
 
     fn ended(&self) -> Refusal {
-        let id = self.claim.id;
-        let detail = format!(
-            "the claim {id} has ended at this replica, or is for another lock; take a new id"
-        );
-        Refusal::new(Kind::Ended, detail)
+        ended(self.claim.id)
     }
 
     fn granted(&self, grant: &Grant, caller: &Caller, waited: bool) -> Result<Taken, Refusal> {
@@ -321,6 +324,12 @@ impl Asking {
         let name = self.claim.name.clone();
         Refusal::new(Kind::Held, format!("lock {name} is held by another client"))
     }
+}
+
+fn ended(id: ClaimId) -> Refusal {
+    let detail =
+        format!("the claim {id} has ended at this replica, or is for another lock; take a new id");
+    Refusal::new(Kind::Ended, detail)
 }
 
 /// Calls the store, and awaits the result. The visit has the turn, and knows afterwards whether the claim may wait.

@@ -1,10 +1,14 @@
 //! A store that does not answer, and clients that disconnect meanwhile.
 
+use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use fencelock_composite::Routed;
-use fencelock_core::layers::{Fault, FaultHandle, Trouble};
+use fencelock_core::engine::{HeldClaim, Renewal};
+use fencelock_core::layers::{Fault, FaultHandle, Layer, Trouble};
 use fencelock_core::{Engine, LockName, Memory};
 use fencelock_server::Server;
 use serde_json::json;
@@ -188,4 +192,44 @@ async fn a_store_that_stays_away_makes_the_replica_unready_but_not_dead() {
     handle.by_chance(|_| Trouble::None);
     client.take(&at, client.claim(), "a").await;
     ask(&at, "GET", "/readyz", "").await.is(200);
+}
+
+/// A store with a bug: its first renewal panics.
+#[derive(Debug)]
+struct Panics {
+    store: Memory,
+    armed: AtomicBool,
+}
+
+#[async_trait]
+impl Layer for Panics {
+    fn below(&self) -> &dyn Engine {
+        &self.store
+    }
+
+    async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
+        assert!(!self.armed.swap(false, SeqCst), "as a test");
+        self.store.renew(held).await
+    }
+}
+
+impl fmt::Display for Panics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.store.fmt(f)
+    }
+}
+
+#[tokio::test]
+async fn a_panic_of_a_renewal_ends_no_later_ones() {
+    let (store, armed) = (Memory::new(), AtomicBool::new(true));
+    let (at, client) = (
+        replica(Arc::new(Panics { store, armed })).await,
+        Client::new(),
+    );
+    let id = client.claim();
+    let token = client.take(&at, id, "a").await;
+    let failed = client.renew(&at, id, "a", token).await;
+    assert!(failed.status >= 500, "{failed:?}");
+    client.renew(&at, id, "a", token).await.is(200);
+    client.release(&at, id, "a").await.is(200);
 }

@@ -1,17 +1,28 @@
 //! HTTP/2, written and read by hand, so that a test can also do what no library would do.
 
+use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
+use fencelock_core::engine::{Claim, Standing};
+use fencelock_core::layers::Layer;
+use fencelock_core::{Engine, Error, Memory};
+use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
 
-use crate::client::one;
+use crate::client::{Client, one, replica};
 
+const DATA: u8 = 0;
 const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
 const SETTINGS: u8 = 4;
 /// The setting for the maximum number of open streams.
 const MAX_CONCURRENT_STREAMS: u16 = 3;
+/// The setting for how many bytes of an answer a client takes.
+const INITIAL_WINDOW_SIZE: u16 = 4;
 /// The error of a stream that was not processed.
 const REFUSED_STREAM: u32 = 7;
 
@@ -43,14 +54,19 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
+fn text(block: &mut Vec<u8>, text: &str) {
+    block.push(u8::try_from(text.len()).unwrap());
+    block.extend(text.as_bytes());
+}
+
 /// A request that waits for a change of a lock.
 fn watch(stream: u32) -> Vec<u8> {
     // GET and http are in the static table. The path and the authority are not, and are not added to the dynamic one.
     let mut block = vec![0x82, 0x86];
     let path = "/v1/lock?name=a&seen=none&wait_ms=60000";
-    for (index, text) in [(0x04, path), (0x01, "localhost")] {
-        block.extend([index, u8::try_from(text.len()).unwrap()]);
-        block.extend(text.as_bytes());
+    for (index, value) in [(0x04, path), (0x01, "localhost")] {
+        block.push(index);
+        text(&mut block, value);
     }
     // The flags end the headers and the request.
     frame(HEADERS, 0x05, stream, &block)
@@ -89,4 +105,71 @@ async fn a_connection_has_a_limit_of_open_requests() {
     assert_eq!(announced, Some((MAX_CONCURRENT_STREAMS, 256)));
     assert_eq!(refused.stream, 2 * 256 + 1);
     assert_eq!(refused.payload, REFUSED_STREAM.to_be_bytes());
+}
+
+/// A store that serves one request at a time.
+#[derive(Debug)]
+struct OneAtATime {
+    store: Memory,
+    turn: Semaphore,
+}
+
+#[async_trait]
+impl Layer for OneAtATime {
+    fn below(&self) -> &dyn Engine {
+        &self.store
+    }
+
+    async fn place(&self, claim: &Claim) -> Result<Standing, Error> {
+        let _turn = self.turn.acquire().await.unwrap();
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        self.store.place(claim).await
+    }
+}
+
+impl fmt::Display for OneAtATime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.store.fmt(f)
+    }
+}
+
+/// A client that does not read its answer must not keep what its requests use at the store.
+#[tokio::test]
+async fn a_client_that_does_not_read_holds_up_nobody() {
+    let (store, turn) = (Memory::new(), Semaphore::new(1));
+    let at = replica(Arc::new(OneAtATime { store, turn })).await;
+    let client = Client::new();
+    // The answer to the first request is known at once, so the response begins.
+    let first = json!({"claim": client.claim().to_string(), "release": {"name": "x"}});
+    let takes = ["a", "b"].map(|name| {
+        let claim = client.claim().to_string();
+        json!({"claim": claim, "take": {"name": name}})
+    });
+    let body = json!({"claims": [first, takes[0], takes[1]]}).to_string();
+    let mut block = vec![0x83, 0x86];
+    for (index, value) in [(0x04, "/v1/batch"), (0x01, "localhost")] {
+        block.push(index);
+        text(&mut block, value);
+    }
+    for (name, value) in [
+        ("content-type", "application/json"),
+        ("fencelock-key", client.key.secret()),
+    ] {
+        block.push(0);
+        text(&mut block, name);
+        text(&mut block, value);
+    }
+    let mut window = INITIAL_WINDOW_SIZE.to_be_bytes().to_vec();
+    window.extend([0; 4]);
+    let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    bytes.extend(frame(SETTINGS, 0, 0, &window));
+    bytes.extend(frame(HEADERS, 0x04, 1, &block));
+    bytes.extend(frame(DATA, 0x01, 1, body.as_bytes()));
+    let mut connection = TcpStream::connect(at.address()).await.unwrap();
+    connection.write_all(&bytes).await.unwrap();
+    while read(&mut connection).await.kind != HEADERS {}
+    let other = Client::new();
+    let taken = other.take(&at, other.claim(), "c");
+    let taken = tokio::time::timeout(Duration::from_secs(5), taken).await;
+    taken.expect("the store serves nobody");
 }

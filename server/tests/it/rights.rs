@@ -305,6 +305,14 @@ async fn takes_are_limited_and_renewals_and_releases_never() {
         ("Fencelock-Key", client.key.secret()),
     ];
     for _ in 0..10 {
+        // The answer to the first request may have been lost. But the same id for another lock is a new request.
+        let again = busy
+            .put_at(&at, &client, &path, &json!({"name": "a"}))
+            .await;
+        assert_eq!(again.is(200)["token"], token);
+        busy.put_at(&at, &client, &path, &json!({"name": "d"}))
+            .await
+            .is_problem(429, "quota");
         let body = json!({"name": "a", "token": token}).to_string();
         raw(
             at.address(),

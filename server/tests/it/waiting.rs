@@ -307,3 +307,17 @@ async fn draining_answers_polls_and_serves_renewals_and_releases() {
     hold(&client, &at, waits, "a").await;
     assert_eq!(at.drain(Duration::from_secs(5)).await, 0);
 }
+
+/// A place in the queue of one lock must not become one in the queue of another lock.
+#[tokio::test]
+async fn a_claim_that_waits_for_one_lock_is_refused_for_another() {
+    let (at, client, other) = (one().await, Client::new(), Client::new());
+    for name in ["a", "b"] {
+        other.take(&at, other.claim(), name).await;
+    }
+    let id = client.claim();
+    client.poll(&at, id, "a", 0).await.is(202);
+    client.poll(&at, id, "b", 0).await.is_problem(410, "ended");
+    client.poll(&at, id, "a", 0).await.is(202);
+    assert_eq!(waiters(&look(&at, "b").await), 0);
+}
