@@ -64,6 +64,9 @@ async fn open(named: &str, wanted: &Wanted) -> Result<Arc<dyn Engine>, Failure> 
         return Ok(engine);
     }
     let why = match engine.promises().floor {
+        Floor::Name if engine.promises().engine == "migrate" => {
+            "it is a set whose locks move while programs run; finish that move, and name one store"
+        }
         Floor::Name => {
             "it has several counters of tokens, and a token of one says nothing about the others"
         }

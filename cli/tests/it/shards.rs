@@ -193,3 +193,27 @@ fn a_store_of_a_set_is_refused_with_a_prefix_too() {
         assert_eq!(wanted.code, 0, "{wanted:?}");
     }
 }
+
+/// Two sets of the same locks, one of them by a prefix in the URLs of its stores.
+#[test]
+fn a_set_on_a_prefix_of_another_set_is_refused() {
+    let dir = Dir::new("shards-nested").unwrap();
+    let whole = files(&dir, &[("a", "1"), ("b", "2")]);
+    let part = |first: &str| {
+        let url = format!("sqlite:{}?prefix=x/", dir.join(first));
+        let url = url.replace(':', "%3A").replace('?', "%3F");
+        format!("shards:?set=part&a={url}")
+    };
+    // The smaller set may come first. Its programs are refused when they are started again.
+    let within = Fixture::on(part("1"));
+    assert_eq!(within.run(&["shards", "init"]).code, 0);
+    let runs = || within.run(&["run", "-n", "l", "--", "echo", "ran"]);
+    assert_eq!(runs().code, 0);
+    assert_eq!(Fixture::on(whole).run(&["shards", "init"]).code, 0);
+    refused(&runs(), "it belongs to a set of stores");
+    let later = Fixture::on(part("2"));
+    refused(
+        &later.run(&["shards", "init"]),
+        "it belongs to a set of stores",
+    );
+}

@@ -136,7 +136,15 @@ impl Batches {
             tokio::spawn(Slot::new(self, false).send());
         }
         let mut answered = answered;
-        let answer = match timeout(limit, &mut answered).await {
+        let first = timeout(SLOW.min(limit), &mut answered).await;
+        let answer = match first {
+            Ok(answer) => Ok(answer),
+            Err(_) => {
+                self.send_without_slot(claim);
+                timeout(limit.saturating_sub(SLOW), &mut answered).await
+            }
+        };
+        let answer = match answer {
             Ok(answer) => answer,
             Err(_) => match timeout(UNREAD, answered).await {
                 Ok(answer) => answer,
@@ -154,11 +162,25 @@ impl Batches {
         answer.unwrap_or_else(early)
     }
 
+    /// Sends what was collected if a request about this claim still waits there. Those that hold it back may be futures that
+    /// nobody polls, and then their time is never over.
+    fn send_without_slot(self: &Arc<Self>, claim: ClaimId) {
+        let waits = {
+            let mut state = self.state.lock();
+            let waits = state.waiting.iter().any(|item| item.claim == claim);
+            state.out += usize::from(waits);
+            waits
+        };
+        if waits {
+            tokio::spawn(Slot::new(self, false).send());
+        }
+    }
+
     /// Ends the holding back by one request, and sends what was collected meanwhile. Must be called within a tokio runtime.
     fn pass_on(self: &Arc<Self>) {
         let goes_on = {
             let mut state = self.state.lock();
-            let goes_on = !state.waiting.is_empty();
+            let goes_on = !state.waiting.is_empty() && state.out <= MOST_OUT;
             state.out -= usize::from(!goes_on);
             goes_on
         };

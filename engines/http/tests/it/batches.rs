@@ -11,6 +11,7 @@ use fencelock_composite::Routed;
 use fencelock_core::layers::{Fault, Trouble};
 use fencelock_server::{Config, Server, Service};
 use fencelock_testbed::Flow;
+use futures_util::FutureExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
@@ -156,4 +157,25 @@ async fn a_batch_without_an_answer_leaves_no_lock_behind() {
     // The locks that were granted are released, without waiting for their leases to end.
     until("all are free", async || memory.is_empty()).await;
     pairs(&client, names(20), 2).await;
+}
+
+/// A program keeps two requests in a `select!` and awaits a third one in an arm.
+#[tokio::test]
+async fn futures_that_nobody_polls_hold_up_no_other_request() {
+    let server = serve(Arc::new(Memory::new()), 0).await;
+    let client = connect(&at(&server)).await;
+    let held = client.lock("held").await.unwrap();
+    let mut begun: Vec<_> = ["a", "b"]
+        .map(|name| client.lock(name).into_future())
+        .into();
+    for request in &mut begun {
+        // Their requests are on the way, and their answers are not read.
+        assert!(request.now_or_never().is_none());
+    }
+    let guard = soon("a third request", client.lock("c").into_future()).await;
+    soon("its release", guard.unwrap().release()).await.unwrap();
+    soon("another release", held.release()).await.unwrap();
+    for request in begun {
+        soon("the others", request).await.unwrap();
+    }
 }
