@@ -32,6 +32,8 @@ LEAST_VALID_S = 0.01
 MOST_LATE_GRANTS = 5
 #: How long `release` waits for a confirmation before it continues in the background.
 FOREGROUND_S = 5.0
+#: The shortest time for the answer to a renewal, unless less of the lease is left.
+LEAST_RENEWAL_S = 0.1
 
 TOO_LATE = "its lease ended before a renewal was confirmed"
 
@@ -120,10 +122,9 @@ class AsyncLock:
         self._renewals.cancel()
         pauses = Pauses()
         while True:
-            sent = now()
             self.check()
             try:
-                answer = await claim.renew(self.token, self._until - sent)
+                answer = await claim.renew(self.token, self._renewal_s())
             except NoAnswer:
                 await asyncio.sleep(min(pauses.next(), max(self._until - now(), 0.0)))
                 continue
@@ -184,6 +185,11 @@ class AsyncLock:
         else:
             self._arm()
 
+    def _renewal_s(self) -> float:
+        """How long to wait for the answer to a renewal: a part of the lease, so that there is time for other replicas."""
+        left = self._until - now()
+        return min(max(left / 3, LEAST_RENEWAL_S), left)
+
     async def _keep(self) -> None:
         ttl = self._claim.ttl
         due = self._sent + (self._until - self._sent) / 3
@@ -194,7 +200,7 @@ class AsyncLock:
                 return self._lose(TOO_LATE)
             confirmed = False
             try:
-                answer = await self._claim.renew(self.token, min(ttl / 3, self._until - sent))
+                answer = await self._claim.renew(self.token, self._renewal_s())
                 if answer.status == 410:
                     return self._lose(answer.detail)
                 confirmed = answer.status == 200 and answer.body.get("token") == self.token
