@@ -135,10 +135,14 @@ class AsyncLock:
                 raise refusal(answer)
             self.check()
             break
-        self._detached = self._released = True
-        self._end()
+        self._hand_over()
         terms = replace(claim.terms, ttl=claim.ttl).wire()
         return {**terms, "claim": claim.id, "token": self.token, "key": claim.key, "sequencer": self.sequencer}
+
+    def _hand_over(self) -> None:
+        """Ends renewals, and belief in the lock, but does not release it: whoever has its data goes on with it."""
+        self._detached = self._released = True
+        self._end()
 
     async def _leave(self) -> None:
         """Releases the lock. What cannot be confirmed continues in the background. After a loss it does not wait: the caller
@@ -155,7 +159,17 @@ class AsyncLock:
             pass
 
     def _when_lost(self, then: Callable[[], Any]) -> None:
-        self._at_end.append(lambda: then() if self._loss else None)
+        """Calls `then` when the lock is lost, at once if it is lost already."""
+        if self._loss:
+            then()
+        else:
+            self._at_end.append(lambda: then() if self._loss else None)
+
+    async def _check_entry(self) -> None:
+        """Raises LockLost if the lock was lost before the body that it protects begins."""
+        if not self.is_valid():
+            await self._leave()
+            self.check()
 
     def _end(self) -> None:
         """Ends renewals, and belief in the lock."""
@@ -241,6 +255,7 @@ class _Acquire:
                 self._cancelled = task.cancel()
 
         lock._when_lost(cancel)
+        await lock._check_entry()
         return lock
 
     async def __aexit__(
