@@ -11,6 +11,9 @@ export const validUntil = (sent: number, lease: number): number => sent + lease 
 /** How long `release` waits for a confirmation before it continues in the background. */
 const FOREGROUND_MS = 5000;
 
+/** The shortest time for the answer to a renewal, unless less of the lease is left. */
+const LEAST_RENEWAL_MS = 100;
+
 export const TOO_LATE = "its lease ended before a renewal was confirmed";
 
 /** The contents of a grant. */
@@ -133,7 +136,7 @@ export class Lock {
     for (let confirmed = false; !confirmed; ) {
       this.check();
       try {
-        const answer = await this.claim.renew(this.token, this.until - now(), this.over.signal);
+        const answer = await this.claim.renew(this.token, this.renewalMs(), this.over.signal);
         if (answer.status === 410) this.lose(answer.detail);
         else if (answer.status !== 200) {
           this.keeping = new AbortController();
@@ -184,6 +187,12 @@ export class Lock {
     this.cancelTimer = at(this.until, () => this.lose(TOO_LATE));
   }
 
+  /** How long to wait for the answer to a renewal: a part of the lease, so that there is time for other replicas. */
+  private renewalMs(): number {
+    const left = this.until - now();
+    return Math.min(Math.max(left / 3, LEAST_RENEWAL_MS), left);
+  }
+
   private async keep(stop: AbortSignal): Promise<void> {
     const ttl = this.claim.ttlMs;
     let due = this.sent + (this.until - this.sent) / 3;
@@ -194,7 +203,7 @@ export class Lock {
       if (sent >= this.until) return this.lose(TOO_LATE);
       let confirmed = false;
       try {
-        const answer = await this.claim.renew(this.token, Math.min(ttl / 3, this.until - sent), stop);
+        const answer = await this.claim.renew(this.token, this.renewalMs(), stop);
         if (answer.status === 410) return this.lose(answer.detail);
         confirmed = answer.status === 200 && answer.body.token === this.token;
         if (confirmed && this.isValid()) {

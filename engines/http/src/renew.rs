@@ -13,6 +13,7 @@ use futures_util::future::join_all;
 use crate::config::Key;
 use crate::error::{Action, RequestError, unreadable};
 use crate::home::Home;
+use crate::reply::Reply;
 use crate::state::{Request, State};
 
 /// The longest body, in bytes. The service accepts one mebibyte; the rest is for what is not counted here.
@@ -137,22 +138,25 @@ async fn ask(
     let shortest = held.iter().map(|held| held.claim.ttl).min();
     // Short enough that it can be repeated in time.
     let limit = shortest.unwrap_or_default() / 3;
-    let reply = state
-        .ask(Request {
-            ask: State::post("/v1/renewals", &batch.key.header, &body),
-            action,
-            claim: None,
-            at: None,
-            home: batch.home.as_ref(),
-            with_others: None,
-            // The claims of a home are at no other replica.
-            moves_on: batch.home.is_none(),
-            limit: limit.clamp(
-                SHORTEST_LIMIT.min(state.config.response_timeout),
-                state.config.response_timeout,
-            ),
-        })
-        .await?;
+    let limit = limit.clamp(
+        SHORTEST_LIMIT.min(state.config.response_timeout),
+        state.config.response_timeout,
+    );
+    let request = Request {
+        ask: State::post("/v1/renewals", &batch.key.header, &body),
+        action,
+        claim: None,
+        at: None,
+        home: batch.home.as_ref(),
+        with_others: None,
+        // The claims of a home are at no other replica.
+        moves_on: batch.home.is_none(),
+        limit,
+    };
+    let reply = match batch.home.is_some() || state.replicas.len() == 1 {
+        true => ask_twice(state, request).await?,
+        false => state.ask(request).await?,
+    };
     let answered: RenewedMany = state.read(&reply, action)?;
     let fits = answered.claims.len() == held.len()
         && held
@@ -181,6 +185,17 @@ async fn ask(
         }
     });
     Ok(renewals.collect())
+}
+
+/// Asks the only address that there is. It may be a load balancer, or only the connection may be dead, so it is asked once
+/// more over another connection, while the first lease of a grant still runs: that is one claim window, whatever the ttl.
+async fn ask_twice(state: &State, request: Request<'_>) -> Result<Reply, RequestError> {
+    let part = (state.info.window() / 3).max(SHORTEST_LIMIT);
+    let limit = request.limit.min(part);
+    match state.ask(Request { limit, ..request }).await {
+        Err(failed) if failed.in_doubt => state.ask(request).await,
+        answer => answer,
+    }
 }
 
 fn claim_of(answer: &RenewedOne) -> &fencelock_core::ClaimId {

@@ -5,6 +5,7 @@
 //                               lost NS
 //     cancel                    ends the lock command that waits
 //     release                   released | already-expired | not-owner | unavailable
+//     detach TTL_MS             takes the lock, and detaches it: detached | lost
 //     valid                     true | false
 //     block MS                  blocks the event loop, then as `valid`
 //     loop SECONDS TTL_MS       one line `IN OUT TOKEN` for each hold, nanoseconds of the monotonic clock; then `done`
@@ -63,6 +64,10 @@ const commands = {
   lock: acquire,
   cancel: () => waiting.abort(),
   release: async () => tell(await lock.release().catch((error) => said[error.name](error))),
+  detach: async (ttl) => {
+    const held = await client.lock(name, { ttlMs: Number(ttl), detachable: true });
+    tell(await held.detach().then(() => "detached", () => "lost"));
+  },
   valid: () => tell(lock.isValid()),
   block: (ms) => {
     Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, Number(ms));

@@ -46,6 +46,14 @@ class Program:
             say(word(error))
         self.done.set()
 
+    async def detach(self, ttl):
+        held = await self.client.lock(name, ttl=int(ttl) / 1000, detachable=True)
+        try:
+            await held.detach()
+            say("detached")
+        except fencelock.LockLost:
+            say("lost")
+
     def valid(self):
         say(str(self.held.is_valid()).lower())
 

@@ -44,6 +44,14 @@ class Program:
         except fencelock.FencelockError as error:
             say(word(error))
 
+    def detach(self, ttl):
+        held = self.client.lock(name, ttl=int(ttl) / 1000, detachable=True)
+        try:
+            held.detach()
+            say("detached")
+        except fencelock.LockLost:
+            say("lost")
+
     def valid(self):
         say(str(self.held.is_valid()).lower())
 

@@ -32,6 +32,8 @@ LEAST_VALID_S = 0.01
 MOST_LATE_GRANTS = 5
 #: How long `release` waits for a confirmation before it continues in the background.
 FOREGROUND_S = 5.0
+#: The shortest time for the answer to a renewal, unless less of the lease is left.
+LEAST_RENEWAL_S = 0.1
 
 TOO_LATE = "its lease ended before a renewal was confirmed"
 
@@ -120,10 +122,9 @@ class AsyncLock:
         self._renewals.cancel()
         pauses = Pauses()
         while True:
-            sent = now()
             self.check()
             try:
-                answer = await claim.renew(self.token, self._until - sent)
+                answer = await claim.renew(self.token, self._renewal_s())
             except NoAnswer:
                 await asyncio.sleep(min(pauses.next(), max(self._until - now(), 0.0)))
                 continue
@@ -134,10 +135,14 @@ class AsyncLock:
                 raise refusal(answer)
             self.check()
             break
-        self._detached = self._released = True
-        self._end()
+        self._hand_over()
         terms = replace(claim.terms, ttl=claim.ttl).wire()
         return {**terms, "claim": claim.id, "token": self.token, "key": claim.key, "sequencer": self.sequencer}
+
+    def _hand_over(self) -> None:
+        """Ends renewals, and belief in the lock, but does not release it: whoever has its data goes on with it."""
+        self._detached = self._released = True
+        self._end()
 
     async def _leave(self) -> None:
         """Releases the lock. What cannot be confirmed continues in the background. After a loss it does not wait: the caller
@@ -154,7 +159,17 @@ class AsyncLock:
             pass
 
     def _when_lost(self, then: Callable[[], Any]) -> None:
-        self._at_end.append(lambda: then() if self._loss else None)
+        """Calls `then` when the lock is lost, at once if it is lost already."""
+        if self._loss:
+            then()
+        else:
+            self._at_end.append(lambda: then() if self._loss else None)
+
+    async def _check_entry(self) -> None:
+        """Raises LockLost if the lock was lost before the body that it protects begins."""
+        if not self.is_valid():
+            await self._leave()
+            self.check()
 
     def _end(self) -> None:
         """Ends renewals, and belief in the lock."""
@@ -184,6 +199,11 @@ class AsyncLock:
         else:
             self._arm()
 
+    def _renewal_s(self) -> float:
+        """How long to wait for the answer to a renewal: a part of the lease, so that there is time for other replicas."""
+        left = self._until - now()
+        return min(max(left / 3, LEAST_RENEWAL_S), left)
+
     async def _keep(self) -> None:
         ttl = self._claim.ttl
         due = self._sent + (self._until - self._sent) / 3
@@ -194,7 +214,7 @@ class AsyncLock:
                 return self._lose(TOO_LATE)
             confirmed = False
             try:
-                answer = await self._claim.renew(self.token, min(ttl / 3, self._until - sent))
+                answer = await self._claim.renew(self.token, self._renewal_s())
                 if answer.status == 410:
                     return self._lose(answer.detail)
                 confirmed = answer.status == 200 and answer.body.get("token") == self.token
@@ -235,6 +255,7 @@ class _Acquire:
                 self._cancelled = task.cancel()
 
         lock._when_lost(cancel)
+        await lock._check_entry()
         return lock
 
     async def __aexit__(

@@ -60,6 +60,8 @@ class Lock:
         return self._client._run(self._lock.detach())
 
     def __enter__(self) -> Lock:
+        if not self.is_valid():
+            self._client._run(self._lock._check_entry())
         return self
 
     def __exit__(self, kind: Any, error: Optional[BaseException], trace: Any) -> None:
@@ -145,7 +147,8 @@ class Client:
 
     def attach(self, detached: Dict[str, Any], *, timeout: float = 5.0) -> Lock:
         """Continues with a lock that another process detached, or that `fencelock take` took. It renews the lock first.
-        Raises LockLost if the lock is no longer held, Unavailable if no replica answers in time."""
+        Raises LockLost if the lock is no longer held, Unavailable if no replica answers in time. If an exception such as
+        KeyboardInterrupt ends the call, the lock is neither renewed nor released here, and can be attached again."""
 
         async def attach() -> Lock:
             lock = await self._client.attach(detached, timeout=timeout)
@@ -153,7 +156,7 @@ class Client:
             lock._when_lost(lost.set)
             return Lock(self, lock, lost)
 
-        return self._run(attach())
+        return self._run(attach(), lambda lock: lock._lock._hand_over())
 
     def __enter__(self) -> Client:
         return self

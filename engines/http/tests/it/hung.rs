@@ -77,6 +77,25 @@ async fn a_first_renewal_goes_on_to_another_replica() {
     }
 }
 
+/// Only one address is known, which may be that of a load balancer.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_first_renewal_goes_on_over_another_connection() {
+    let replicas = replicas(&Memory::new(), 1).await;
+    let guards = hold(&clients(&replicas).await, Duration::from_secs(60)).await;
+    let proxy = &replicas[0].proxy;
+    // The connections of now are dead from then on.
+    proxy.both(Flow::Lose);
+    // All renewals were sent, after a third of a claim window, and none has been repeated.
+    sleep(Duration::from_millis(900)).await;
+    proxy.both(Flow::Pass);
+    until("all are renewed", async || {
+        assert!(guards.iter().all(Guard::is_valid), "a hold is lost");
+        let left = guards.iter().map(Guard::remaining).min();
+        left > Some(Duration::from_secs(30))
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_renewal_goes_on_to_another_replica_while_most_of_the_lease_is_left() {
     let ttl = Duration::from_secs(6);

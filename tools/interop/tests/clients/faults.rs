@@ -20,6 +20,7 @@ for_each_client!(
     a_loss_is_reported_before_the_next_grant,
     an_answer_that_is_lost_is_asked_for_again,
     a_renewal_that_is_lost_is_asked_for_again,
+    a_replica_that_hangs_costs_no_lock_in_its_first_lease,
     late_answers_and_late_requests_change_nothing,
     a_blocked_program_does_not_believe,
     a_lost_hold_stays_lost,
@@ -205,6 +206,33 @@ async fn a_renewal_that_is_lost_is_asked_for_again(language: Language) {
         "it asked the same replica again"
     );
     assert_eq!(program.ask("release").await, "released");
+}
+
+/// The first lease is much shorter than what was asked for.
+async fn a_replica_that_hangs_costs_no_lock_in_its_first_lease(language: Language) {
+    let service = Service::start();
+    let fronts = Fronts::new(|_| Act::Pass);
+    let ports = fronts.before_each(&service.replicas).await;
+    let addresses = urls(ports.iter().map(fencelock_testbed::Port::number));
+    let mut program = Program::start(language, &addresses, "first").await;
+    let mut hung = None;
+    let first_renewed_at_hangs = move |request: &Request| {
+        if request.is_renewal() {
+            hung.get_or_insert(request.port);
+        }
+        match hung == Some(request.port) {
+            true => Act::LoseAnswer,
+            false => Act::Pass,
+        }
+    };
+    fronts.set(first_renewed_at_hangs);
+    program.held("lock 30000 -").await;
+    // Longer than the first lease.
+    program.assert_silent(Duration::from_secs(3)).await;
+    assert_eq!(program.ask("valid").await, "true");
+    assert_eq!(program.ask("release").await, "released");
+    fronts.set(first_renewed_at_hangs);
+    assert_eq!(program.ask("detach 30000").await, "detached");
 }
 
 async fn late_answers_and_late_requests_change_nothing(language: Language) {

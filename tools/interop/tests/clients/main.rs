@@ -13,6 +13,7 @@ mod front;
 mod pages;
 mod program;
 mod prometheus;
+mod python;
 mod refusals;
 mod service;
 mod stores;
