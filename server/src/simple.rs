@@ -12,7 +12,7 @@ use axum::response::Response;
 use bytes::Bytes;
 use fencelock_core::engine::{Claim, HeldClaim, Leave, Place, Renewal, Standing};
 use fencelock_core::support::Backoff;
-use fencelock_core::{BootInstant, CancellationToken, ClaimId, ClaimIds, Sequencer, Token};
+use fencelock_core::{BootInstant, CancellationToken, ClaimId, ClaimIds, Error, Sequencer, Token};
 use fencelock_wire::{ClaimKey, Kind, SimpleGrant, SimpleTake, millis};
 use http::StatusCode;
 use http_body::{Frame, SizeHint};
@@ -174,6 +174,13 @@ impl Taking {
                     return Ok(Some((grant.tokens.first, waited)));
                 }
                 Standing::Waiting(place) => place,
+                // The caller withdraws what is left of it.
+                Standing::Ended => {
+                    let action = format!("taking lock {}", self.claim.name);
+                    let why = "the claim ended at the store; ask again";
+                    let error = Error::unavailable(&replica.engine, action, why);
+                    return Err(Refusal::of(&error));
+                }
                 _ => {
                     if let Some(bound) = &replica.bound {
                         bound.is_not_there(self.claim.id);

@@ -210,7 +210,7 @@ impl Asking {
             let place = match standing {
                 Ok(Standing::Held(grant)) => return self.granted(&grant, caller, waited),
                 Ok(Standing::Waiting(place)) => place,
-                // The store of this service is another lock service, which has ended the claim.
+                // A set of stores moved meanwhile, or the store is another lock service, which has ended the claim.
                 Ok(Standing::Ended) => return Err(self.ended()),
                 Ok(_) => return Err(self.held()),
                 Err(error) => return Err(Refusal::of(&error)),

@@ -17,6 +17,7 @@ pub(crate) struct Known {
     pub(crate) phase: Phase,
     maps: Maps,
     floors: BTreeMap<String, u64>,
+    drawn: BTreeMap<String, u64>,
     pub(crate) times: Times,
 }
 
@@ -36,8 +37,8 @@ pub(crate) struct Route {
     pub(crate) latest: usize,
     /// Its new tokens must be above this.
     pub(crate) floor: Token,
-    /// While the other store of a move counted, its tokens were above this.
-    before: Token,
+    /// The tokens that the other store of a move gave while it counted: above the first of these, and at most the second one.
+    before: (Token, Token),
 }
 
 impl Route {
@@ -56,7 +57,7 @@ impl Route {
     /// before the last hush has its token from the other store. If the other store has granted the claim anew since, or has not
     /// got it, nobody but the holder knows its token.
     pub(crate) fn token_of_holder(self, own: Option<Token>, other: Option<Token>) -> Option<Token> {
-        let granted_before = |token: &Token| *token > self.before && *token <= self.floor;
+        let granted_before = |token: &Token| *token > self.before.0 && *token <= self.before.1;
         own.filter(|own| *own > self.floor)
             .or(other.filter(granted_before))
     }
@@ -84,6 +85,7 @@ impl Known {
             phase: stored.phase(),
             maps,
             floors: moving.floors.clone(),
+            drawn: moving.drawn.clone(),
             times: stored.times()?,
         })
     }
@@ -95,6 +97,7 @@ impl Known {
             phase: Phase::Old,
             maps: self.maps.clone(),
             floors: self.floors.clone(),
+            drawn: self.drawn.clone(),
             times: self.times,
         }
     }
@@ -142,7 +145,7 @@ impl Known {
             moves: false,
             latest: first,
             floor,
-            before: Token(0),
+            before: (Token(0), Token(0)),
         };
         if old == new {
             // Its tokens and its queue stay as they were.
@@ -161,8 +164,8 @@ impl Known {
             Phase::Old | Phase::Hush | Phase::New => of_second > of_first,
         };
         let (latest, floor, before) = match second_counts {
-            false => (first, of_first, of_second),
-            true => (second, of_second, of_first),
+            false => (first, of_first, (of_second, self.drawn(new))),
+            true => (second, of_second, (of_first, self.drawn(old))),
         };
         Ok(Route {
             first,
@@ -182,6 +185,11 @@ impl Known {
             return Token(0);
         }
         Token(self.floors.get(shard).copied().unwrap_or(0))
+    }
+
+    /// What no token of this store was above in the last hush.
+    fn drawn(&self, shard: &str) -> Token {
+        Token(self.drawn.get(shard).copied().unwrap_or(0))
     }
 
     /// For how long knowledge carries a hold, counted from before the record was read.

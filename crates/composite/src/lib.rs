@@ -42,4 +42,4 @@ pub use phase::Phase;
 pub use record_in::RecordIn;
 pub use set::Shards;
 pub use shard::{OpenStore, Shard};
-pub use stored::may_stand_alone;
+pub use stored::{may_stand_alone, uses_store};

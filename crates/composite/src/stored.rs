@@ -21,7 +21,7 @@ const MOVING: &str = "moving";
 /// The kind of a record whose set is no more: programs use the store by itself. The other fields are those of its last record.
 const DISSOLVED: &str = "dissolved";
 
-/// See [`Stored::raise_floor`]. The clocks of administrators may differ by this.
+/// See [`Stored::floor_after_loss`]. The clocks of administrators may differ by this.
 const ROOM: Duration = Duration::from_secs(24 * 3600);
 
 /// The record of one store.
@@ -65,7 +65,10 @@ pub(crate) struct Moving {
     /// By shard: since the last hush, tokens that count are above this.
     #[serde(default)]
     pub(crate) floors: BTreeMap<String, u64>,
-    /// When the last of them was taken, in seconds since 1970.
+    /// By shard: what no token of it was above in the last hush.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) drawn: BTreeMap<String, u64>,
+    /// When the last floor was taken, in seconds since 1970.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) floors_at: Option<u64>,
     /// In the hush: the phase before it.
@@ -137,6 +140,7 @@ impl Stored {
                 tight_ms: millis(times.tight),
                 lock_delay_ms: millis(times.lock_delay),
                 floors: BTreeMap::new(),
+                drawn: BTreeMap::new(),
                 floors_at: None,
                 hush_from: None,
                 given_back: false,
@@ -252,30 +256,30 @@ impl Stored {
         )
     }
 
-    /// Whether this shard counts for some names.
+    /// Whether this shard counts for some names, or has counted until the hush.
     pub(crate) fn counts_in(&self, shard: &str) -> bool {
-        let new = self.moving.as_ref().map(|moving| &moving.new);
-        let counting = match self.phase() >= Phase::BothNew {
-            true => new.unwrap_or(&self.old),
+        let Some(moving) = &self.moving else {
+            return self.old.shards.contains_key(shard);
+        };
+        let before = moving.hush_from.and_then(Phase::from_number);
+        let counting = match before.unwrap_or(self.phase()) >= Phase::BothNew {
+            true => &moving.new,
             false => &self.old,
         };
         counting.shards.contains_key(shard)
     }
 
-    /// Raises the floor of a shard that has lost its counter above all tokens that it may have given since the floor was taken:
+    /// The floor of a shard that has lost its counter: above all tokens that it may have given since its floor was taken. That is
     /// four per microsecond, and as many as in [`ROOM`] besides. No store is known to give one per microsecond.
-    pub(crate) fn raise_floor(&mut self, shard: &str) -> Token {
+    pub(crate) fn floor_after_loss(&self, shard: &str) -> Token {
         let floor = self.floor(shard).get();
-        let Some(moving) = &mut self.moving else {
+        let Some(moving) = &self.moving else {
             return Token(floor);
         };
         let taken = moving.floors_at.unwrap_or(moving.at);
         let since = Duration::from_secs(now().saturating_sub(taken));
-        moving.floors_at = Some(now());
         let tokens = u64::try_from((since + ROOM).as_micros()).unwrap_or(u64::MAX);
-        let raised = floor.saturating_add(tokens.saturating_mul(4));
-        moving.floors.insert(shard.to_owned(), raised);
-        Token(raised)
+        Token(floor.saturating_add(tokens.saturating_mul(4)))
     }
 
     /// The old map; `None` if it is wrong.
@@ -419,6 +423,25 @@ impl Stored {
 /// The record of a set that was dissolved, if this is one.
 pub(crate) fn dissolved(text: &str) -> Option<Stored> {
     Stored::parse(text).ok().filter(Stored::is_dissolved)
+}
+
+/// Whether a set with this record uses the store now, or may do so after its next step. Another set must not use the store then.
+///
+/// ```
+/// assert!(fencelock_composite::uses_store("nonsense"));
+/// ```
+#[must_use]
+pub fn uses_store(record: &str) -> bool {
+    let Ok(stored) = Stored::parse(record) else {
+        return true;
+    };
+    let (shard, old) = (&stored.shard, &stored.old.shards);
+    match (&stored.moving, stored.phase()) {
+        _ if stored.is_dissolved() => false,
+        (Some(moving), Phase::New) => moving.new.shards.contains_key(shard),
+        (Some(moving), Phase::Old) => old.contains_key(shard) || !moving.given_back,
+        _ => true,
+    }
 }
 
 /// Whether programs may use the store with this record by itself. They may before a move has begun, after it is over, after the

@@ -63,8 +63,18 @@ impl ToOpen {
         let most = patience.map_or(self.most, |patience| patience.min(self.most));
         let engine = self.patiently(most).await?;
         let own = self.prefix.clone().unwrap_or_default();
-        self.refuse_shard(&*engine, scopes(&own)).await?;
+        if self.takes_locks() && engine.promises().record {
+            for scope in scopes(&own) {
+                let why = "it belongs to a set of stores (docs/composite.md): open the set, shards:?… or migrate:?…; or use it by itself with outside-set=yes";
+                refuse_record(&*engine, scope, is_of_set, why).await?;
+            }
+        }
         self.prefixed(engine)
+    }
+
+    /// Whether it is opened to take locks, and not beside a set on purpose.
+    fn takes_locks(&mut self) -> bool {
+        !self.outside_set && !self.options.url().inspect_only
     }
 
     /// Opens it as the place of another store's record, with one attempt.
@@ -77,27 +87,15 @@ impl ToOpen {
     #[cfg(feature = "composite")]
     pub(crate) async fn open_in_set(&mut self) -> Result<Arc<dyn Engine>> {
         let engine = self.attempt().await?;
-        // The set reads the record of the store's own scope.
         let own = self.prefix.clone().unwrap_or_default();
-        let shorter = scopes(&own).filter(|scope| *scope != own);
-        self.refuse_shard(&*engine, shorter).await?;
+        if self.takes_locks() && engine.promises().record {
+            // The set reads the record of the store's own scope.
+            for scope in scopes(&own).filter(|scope| *scope != own) {
+                let why = "it belongs to a set of stores with a shorter prefix or none (docs/composite.md), so two sets would have the same locks: use another prefix; or open it all the same with outside-set=yes in the URL of this store";
+                refuse_record(&*engine, scope, fencelock_composite::uses_store, why).await?;
+            }
+        }
         self.prefixed(engine)
-    }
-
-    /// Refuses a store that belongs to a set by a record in one of these scopes, unless it is only inspected.
-    async fn refuse_shard<'a>(
-        &mut self,
-        engine: &dyn Engine,
-        scopes: impl Iterator<Item = &'a str>,
-    ) -> Result<()> {
-        let inspect_only = self.options.url().inspect_only;
-        if self.outside_set || inspect_only || !engine.promises().record {
-            return Ok(());
-        }
-        for scope in scopes {
-            refuse_shard(engine, scope).await?;
-        }
-        Ok(())
     }
 
     /// Opens the engine, again and again while the store does not answer and the time is not over.
@@ -195,26 +193,31 @@ fn scopes(prefix: &str) -> impl Iterator<Item = &str> {
     iter::once("").chain(shorter).chain(own)
 }
 
-/// Refuses a store that belongs to a set: a program that opens it alone would not exclude the set's programs. This costs one
-/// request at open for each scope.
-async fn refuse_shard(engine: &dyn Engine, scope: &str) -> Result<()> {
+/// Refuses a store by its record in this scope, if the record is one of these. This costs one request at open for each scope.
+async fn refuse_record(
+    engine: &dyn Engine,
+    scope: &str,
+    is_refused: fn(&str) -> bool,
+    why: &str,
+) -> Result<()> {
     let found = match engine.record(scope, None).await {
-        Ok(found) if found.text.is_empty() => return Ok(()),
-        #[cfg(feature = "composite")]
-        Ok(found) if fencelock_composite::may_stand_alone(&found.text) => return Ok(()),
-        // Within a JSON text a quotation mark has a backslash before it, so no name looks like this.
-        #[cfg(not(feature = "composite"))]
-        Ok(found) if found.text.contains(r#""kind":"dissolved""#) => return Ok(()),
-        Ok(_) => {
-            let why = "it belongs to a set of stores (docs/composite.md): open the set, shards:?… or migrate:?…; or use it by itself with outside-set=yes";
-            Error::config(engine, ConfigPart::Record, why)
-        }
+        Ok(found) if found.text.is_empty() || !is_refused(&found.text) => return Ok(()),
+        Ok(_) => Error::config(engine, ConfigPart::Record, why),
         // If this user may not read the record, the store is used without this check.
         Err(Error::Refused { .. } | Error::Unsupported { .. }) => return Ok(()),
         Err(error) => error,
     };
     let _ = engine.close().await;
     Err(found)
+}
+
+/// Whether the store belongs to a set, so that a program that opens it alone would not exclude the set's programs.
+fn is_of_set(record: &str) -> bool {
+    #[cfg(feature = "composite")]
+    return !fencelock_composite::may_stand_alone(record);
+    // Within a JSON text a quotation mark has a backslash before it, so no name looks like this.
+    #[cfg(not(feature = "composite"))]
+    return !record.contains(r#""kind":"dissolved""#);
 }
 
 impl fmt::Display for ToOpen {

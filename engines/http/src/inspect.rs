@@ -61,10 +61,10 @@ impl State {
             return Ok(None);
         };
         let lease = Duration::from_millis(attested.lease_ms_since_sent);
-        let grant = holder
-            .token
-            .map(|token| Grant::new(Tokens::one(token), reply.sent, lease));
-        Ok(grant.map(|grant| (holder, grant)))
+        // Without a token, only the holder's process knows it (see `Inspect::attest`).
+        let token = holder.token.unwrap_or(Token(0));
+        let grant = Grant::new(Tokens::one(token), reply.sent, lease);
+        Ok(Some((holder, grant)))
     }
 
     /// Sends a request that is about no claim.

@@ -17,6 +17,14 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// The tokens that were drawn in the hush.
+pub(crate) struct Taken {
+    /// The highest of them.
+    pub(crate) floor: Token,
+    /// That of each store.
+    pub(crate) drawn: Vec<Token>,
+}
+
 /// Draws a token in each of these stores, and raises the counters of `targets` above the highest of them. It is called in the
 /// hush, when no client can begin to believe in a grant. So every token in which a client believes is at most the result.
 ///
@@ -25,11 +33,12 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub(crate) async fn take(
     engines: &[Arc<dyn Engine>],
     targets: &[Arc<dyn Engine>],
-) -> Result<Token> {
-    let mut floor = Token(0);
+) -> Result<Taken> {
+    let mut drawn = Vec::new();
     for engine in engines {
-        floor = floor.max(probe(engine, Token(0)).await?);
+        drawn.push(probe(engine, Token(0)).await?);
     }
+    let floor = drawn.iter().copied().max().unwrap_or(Token(0));
     if floor > MAX_FLOOR {
         let why = format!(
             "a store's last token is {floor}, and tokens cannot be raised above more than {MAX_FLOOR}; use new names for the locks"
@@ -38,12 +47,12 @@ pub(crate) async fn take(
     }
     #[cfg(fencelock_planted)]
     if fencelock_core::planted::is("floor-ignored") {
-        return Ok(floor);
+        return Ok(Taken { floor, drawn });
     }
     for engine in targets {
         raise(engine, floor).await?;
     }
-    Ok(floor)
+    Ok(Taken { floor, drawn })
 }
 
 /// Raises the counter of a store above the floor.

@@ -63,25 +63,35 @@ impl Held {
     }
 }
 
-type Holders = BTreeMap<LockName, Vec<(Option<ClaimId>, String)>>;
+/// What one store lists of a name.
+#[derive(Debug, Default)]
+struct Listed {
+    holders: Vec<(Option<ClaimId>, String)>,
+    /// The owners of those that wait there.
+    waiters: Vec<String>,
+}
 
-async fn holders(engine: &dyn Engine) -> Result<Holders> {
-    let mut holders = Holders::new();
+type Names = BTreeMap<LockName, Listed>;
+
+async fn names(engine: &dyn Engine) -> Result<Names> {
+    let mut names = Names::new();
     let mut at = None;
     loop {
         let page = engine.inspect().list("", at, 1000).await?;
-        for view in page
-            .items
-            .into_iter()
-            .filter(|view| view.name.as_str() != PROBE)
-        {
-            let of = view.holders.into_iter();
-            let of = of.map(|holder| (holder.claim, holder.owner)).collect();
-            holders.insert(view.name, of);
+        let views = page.items.into_iter();
+        for view in views.filter(|view| view.name.as_str() != PROBE) {
+            let holders = view.holders.into_iter();
+            let holders = holders.map(|holder| (holder.claim, holder.owner)).collect();
+            let waiters = view
+                .waiters
+                .into_iter()
+                .map(|waiter| waiter.owner)
+                .collect();
+            names.insert(view.name, Listed { holders, waiters });
         }
         at = page.next;
         if at.is_none() {
-            return Ok(holders);
+            return Ok(names);
         }
     }
 }
@@ -126,8 +136,8 @@ impl Pairs<'_> {
         let begun = Instant::now();
         let mut seen: BTreeMap<Alone, Instant> = BTreeMap::new();
         let (mut clean_since, mut told) = (begun, false);
+        let mut now = begun;
         loop {
-            let now = Instant::now();
             let held = self.list().await?;
             let found = held
                 .alone
@@ -141,19 +151,18 @@ impl Pairs<'_> {
                 true => Vec::new(),
                 false => self.stay_alone(&new).await?,
             };
+            // Those who were there at the beginning must be watched for [`SHORTLY`].
             let mut decided = true;
             seen.extend(new.into_iter().map(|alone| (alone, now)));
             for (alone, since) in &seen {
                 match now.duration_since(*since) >= SHORTLY {
                     true => lingering.push(alone.of.clone()),
-                    false => decided = false,
+                    false => decided &= *since != begun,
                 }
             }
             if !lingering.is_empty() {
                 clean_since = now;
             }
-            // Those who were there at the beginning must be watched for [`SHORTLY`].
-            let decided = decided || begun.elapsed() >= SHORTLY;
             let is_clean = lingering.is_empty() && decided && clean_since.elapsed() >= quiet;
             let is_over = !lingering.is_empty() && begun.elapsed() >= patience.max(SHORTLY);
             if is_clean || is_over {
@@ -163,17 +172,22 @@ impl Pairs<'_> {
                 waits(&lingering);
             }
             tokio::time::sleep(PAUSE).await;
+            now = Instant::now();
         }
     }
 
-    /// Which of these holders are in one store alone a moment later, too. It looks at the first few only: one is enough.
+    /// Which of these holders are in one store alone a moment later, too. It looks at a few only: one is enough. Those without
+    /// a claim use another library. The others are drawn at random, so that no busy name hides another one.
     async fn stay_alone(&self, found: &BTreeSet<Alone>) -> Result<Vec<Unpaired>> {
         if found.is_empty() {
             return Ok(Vec::new());
         }
         tokio::time::sleep(A_MOMENT).await;
         let mut stay = Vec::new();
-        for Alone { side, of, claim } in found.iter().take(LOOKS) {
+        let mut found: Vec<_> = found.iter().collect();
+        fastrand::shuffle(&mut found);
+        found.sort_by_key(|alone| alone.claim.is_some());
+        for Alone { side, of, claim } in found.into_iter().take(LOOKS) {
             let [old, new] = self.maps.owners(of.name.as_str());
             let (own, other) = match side {
                 Side::Old => (old, new),
@@ -196,9 +210,9 @@ impl Pairs<'_> {
 
     /// One listing of all stores.
     async fn list(&self) -> Result<Held> {
-        let (mut old, mut new) = (Holders::new(), Holders::new());
+        let (mut old, mut new) = (Names::new(), Names::new());
         for (id, engine) in self.opened.ids.iter().zip(&self.opened.engines) {
-            for (name, of) in holders(&**engine).await? {
+            for (name, of) in names(&**engine).await? {
                 let listed = match self.maps.owners(name.as_str()) {
                     [before, after] if before == after => continue,
                     [before, _] if before == id => &mut old,
@@ -209,23 +223,26 @@ impl Pairs<'_> {
             }
         }
         let mut held = Held::default();
-        for (name, holders) in old {
+        for (name, listed) in old {
             let there = new.entry(name.clone()).or_default();
-            for (claim, owner) in holders {
+            for (claim, owner) in listed.holders {
                 let pair = there
+                    .holders
                     .iter()
                     .position(|(other, _)| claim.is_some() && *other == claim);
                 match pair {
                     Some(at) => {
-                        there.swap_remove(at);
+                        there.holders.swap_remove(at);
                         held.both += 1;
                     }
+                    // It has taken the old store, and waits for the new one.
+                    None if there.waiters.contains(&owner) => {}
                     None => held.add(Side::Old, &name, claim, owner),
                 }
             }
         }
-        for (name, holders) in new {
-            for (claim, owner) in holders {
+        for (name, listed) in new {
+            for (claim, owner) in listed.holders {
                 held.add(Side::New, &name, claim, owner);
             }
         }

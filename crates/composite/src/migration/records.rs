@@ -7,8 +7,9 @@ use fencelock_core::engine::{MAX_FLOOR, Record, RecordChange};
 use fencelock_core::{BootInstant, Clock, ConfigPart, Engine, Error, Result, Token};
 use futures_util::future::join_all;
 
+use crate::migration::floor;
 use crate::phase::Phase;
-use crate::stored::Stored;
+use crate::stored::{Stored, now};
 use crate::unused::check_unused;
 
 /// How often to try again because somebody else wrote at the same moment.
@@ -147,19 +148,26 @@ impl Records<'_> {
         }
         let mut next = highest.clone();
         next.version += AFTER_LOSS;
+        let mut floors = Vec::new();
         for at in raised {
-            let floor = next.raise_floor(&self.ids[*at]);
+            let (id, engine) = (&self.ids[*at], &self.engines[*at]);
+            let floor = highest.floor_after_loss(id);
             if floor > MAX_FLOOR {
                 let why = format!(
                     "its tokens would have to be above {MAX_FLOOR}, which no store can do; use new names for the locks"
                 );
                 return Err(Error::invalid("floor", floor.to_string(), why));
             }
+            // The counter comes first: programs that use the store by itself do not know the floor, and neither does a later step.
+            floor::raise(engine, floor).await?;
+            floors.push((id.clone(), floor.get()));
         }
-        if lost.contains(&self.arbiter)
-            && let Some(moving) = &mut next.moving
-        {
-            moving.hush_from = None;
+        if let Some(moving) = &mut next.moving {
+            moving.floors.extend(floors);
+            moving.floors_at = Some(now());
+            if lost.contains(&self.arbiter) {
+                moving.hush_from = None;
+            }
         }
         let version = reads[self.arbiter].record.version;
         let own = next.of_shard(&self.ids[self.arbiter]);

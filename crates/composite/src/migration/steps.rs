@@ -228,10 +228,19 @@ impl Migration {
             pause_before(phase, to, times_of(&from.stored)?),
         )
         .await;
-        if let Some(counts) = must_be_paired(phase, to)
-            && let Some(why) = self.unpaired(opened, how, counts).await?
-        {
-            return Ok(Err(why));
+        if let Some(alone) = must_be_paired(phase, to) {
+            match self.unpaired(opened, how, alone).await {
+                // Going back must be possible for a user without the right to list.
+                Err(error @ (Error::Refused { .. } | Error::Unsupported { .. }))
+                    if to == Phase::Old =>
+                {
+                    (how.tell)(&format!(
+                        "nobody looks for locks in the new store alone: {error}"
+                    ));
+                }
+                Ok(Some(why)) => return Ok(Err(why)),
+                unpaired => drop(unpaired?),
+            }
         }
         let mut next = from.stored.next(to);
         next.sign(how.by);
@@ -246,10 +255,12 @@ impl Migration {
             #[cfg(fencelock_planted)]
             let changes = changes || (phase, to) == (phase, without_hush(phase, Phase::Hush));
             if changes {
-                let floor = self.take_floor(opened, to).await?;
+                let taken = self.take_floor(opened, to).await?;
                 let targets = self.owners_after(to).into_iter();
-                let floors = targets.map(|id| (id.to_owned(), floor));
+                let floors = targets.map(|id| (id.to_owned(), taken.floor.get()));
                 moving.floors.extend(floors);
+                let drawn = taken.drawn.iter().map(|token| token.get());
+                moving.drawn = opened.ids.iter().cloned().zip(drawn).collect();
                 moving.floors_at = Some(now());
             }
         }
@@ -279,11 +290,11 @@ impl Migration {
         self.maps.owners_of_moved(to == Phase::BothNew)
     }
 
-    async fn take_floor(&self, opened: &Opened, to: Phase) -> Result<u64> {
+    async fn take_floor(&self, opened: &Opened, to: Phase) -> Result<floor::Taken> {
         let targets = self.owners_after(to).into_iter();
         let targets = targets.map(|id| opened.at(id).cloned());
         let targets: Vec<_> = targets.collect::<Result<_>>()?;
-        Ok(floor::take(&opened.engines, &targets).await?.get())
+        floor::take(&opened.engines, &targets).await
     }
 
     /// Why the stores are not ready for the beginning.

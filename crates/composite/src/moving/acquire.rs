@@ -46,7 +46,7 @@ impl Acquiring<'_> {
         for _ in 0..ROUNDS {
             let (now, route) = self.state.fresh(&self.claim.name).await?;
             self.check_lock_delay(&now)?;
-            if self.leave_others(route).await? && !self.believed {
+            if !self.believed && self.leave_others(route).await? {
                 // Were it granted now, a step back would find it in one store alone, and it cannot be placed in the other one again.
                 return Ok(Standing::Ended);
             }
@@ -112,8 +112,11 @@ impl Acquiring<'_> {
             other if self.believed => return self.no_grant(route, route.first, other),
             other => {
                 // The holder of the first store may need the second one. So two claims never wait for each other.
-                if let Some(second) = route.second {
-                    self.leave(second).await?;
+                if let Some(second) = route.second
+                    && self.leave(second).await?
+                {
+                    // It could not be placed there again, so its turn here would come to nothing.
+                    return Ok(Some(Standing::Ended));
                 }
                 return Ok(Some(match other {
                     // In the hush the first waiter holds the old store, and waits as well.
@@ -246,12 +249,14 @@ pub(crate) async fn believe(
     Some(grant)
 }
 
-/// The claim as it is sent to a store. Only the store that counts gives a range of tokens. The tokens of the other one are above
-/// the floor as well, so that everybody can tell which of them were drawn since the last hush.
+/// The claim as it is sent to a store. Only the store that counts gives a range of tokens, and only its tokens must be above the
+/// floor.
 pub(crate) fn at_store(claim: &Claim, counts: bool, floor: Token) -> Claim {
     let mut claim = claim.clone();
-    claim.floor = claim.floor.max(floor);
-    if !counts {
+    if counts {
+        claim.floor = claim.floor.max(floor);
+    } else {
+        claim.floor = Token(0);
         claim.reserve = 1;
         // So an operator can evict the holder from both stores.
         claim.record = true;

@@ -3,7 +3,6 @@
 use async_trait::async_trait;
 use fencelock_core::engine::{Cursor, Grant, HolderView, Page, WaiterView};
 use fencelock_core::{Error, Evict, Finding, Inspect, LockName, LockView, Purpose, Result, Token};
-use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 
 use crate::known::Route;
@@ -94,26 +93,32 @@ impl Inspect for Moving {
         Ok(Page::new(items, within.or(next_store)))
     }
 
-    /// Evicts from each store that has the holder's claim.
+    /// Evicts the holder with this token, as `look` shows it, from each store that has its claim.
     async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
+        let shown = self.look(name).await?;
+        let mut meant = shown.holders.into_iter();
+        let meant = meant.find(|holder| holder.token == Some(token));
         let (_, route) = self.route(name).await?;
-        let stores: Vec<_> = route.stores().collect();
-        let looks = join_all(stores.iter().map(|store| self.look_at(*store, name))).await;
-        let looks: Vec<_> = stores.into_iter().zip(looks).collect();
-        let holders = looks.iter().filter_map(|(_, view)| view.as_ref().ok());
-        let mut holders = holders.flat_map(|view| &view.holders);
-        let meant = holders.find(|holder| holder.token == Some(token));
-        let claim = meant.and_then(|holder| holder.claim);
+        let Some(holder) = meant.filter(|holder| holder.claim.is_some()) else {
+            // Another token of its range, or the holder is of another library. Both stores may have given the same number.
+            let mut stores = vec![route.latest];
+            stores.extend(route.other());
+            for store in stores {
+                if self.evict_at(store, name, token, how).await? {
+                    return Ok(true);
+                }
+            }
+            return Ok(false);
+        };
         let (mut evicted, mut failed) = (false, None);
-        for (store, view) in &looks {
-            let of_claim = |view: &LockView| {
-                let mut holders = view.holders.iter();
-                holders
-                    .find(|holder| claim.is_some() && holder.claim == claim)?
-                    .token
+        for store in route.stores() {
+            let evict = async {
+                match token_in(&self.look_at(store, name).await?, &holder) {
+                    Some(own) => self.evict_at(store, name, own, how).await,
+                    None => Ok(false),
+                }
             };
-            let own = view.as_ref().ok().and_then(of_claim).unwrap_or(token);
-            match self.evict_at(*store, name, own, how).await {
+            match evict.await {
                 Ok(done) => evicted |= done,
                 Err(error) => failed = Some(error),
             }

@@ -21,8 +21,6 @@ struct Job {
     at: usize,
     entry: Arc<Entry>,
     held: HeldClaim,
-    /// That of the store that counts.
-    floor: Token,
 }
 
 /// What a store answered for one hold.
@@ -57,7 +55,6 @@ pub(crate) async fn renew(state: &Arc<State>, held: &[HeldClaim]) -> Vec<Renewal
                 at,
                 entry: Arc::clone(&entry),
                 held: held.clone(),
-                floor: route.floor,
             };
             match route.needs(store) {
                 true => needed[store].push(job),
@@ -268,15 +265,13 @@ fn note(state: &State, store: usize, half: &mut Half, renewal: Renewal) -> Answe
 
 /// Places a hold that this store does not have, for example one from the phase before.
 async fn complete(state: &State, store: usize, half: &mut Half, job: &Job) -> Answer {
-    let Job {
-        entry, held, floor, ..
-    } = job;
+    let Job { entry, held, .. } = job;
     let why = match half.over {
         true => "the claim was withdrawn",
         false => "somebody else holds it there",
     };
     if !half.over {
-        let claim = at_store(&held.claim, false, *floor).wait(false);
+        let claim = at_store(&held.claim, false, Token(0)).wait(false);
         match place_half(state, store, half, &claim).await {
             Ok(Standing::Held(grant)) => {
                 if entry.counts() == Some(store) && !grant.tokens.contains(held.token) {

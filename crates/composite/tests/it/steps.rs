@@ -1,11 +1,16 @@
 //! What a step asks before it is made, and what a claim does that was placed before it.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencelock_composite::{How, Moving, Phase, Stepped};
-use fencelock_core::engine::{Claim, Leave, RecordChange, Standing};
-use fencelock_core::{ClaimId, ClaimIds, Client, Engine, Error, LockName, Memory};
+use async_trait::async_trait;
+use fencelock_composite::{How, Migrate, Migration, Moving, Phase, Stepped};
+use fencelock_core::engine::{
+    Claim, Cursor, HeldClaim, Leave, LockView, Page, RecordChange, Standing,
+};
+use fencelock_core::layers::Layer;
+use fencelock_core::{ClaimId, ClaimIds, Client, Engine, Error, Evict, LockName, Memory, Token};
 
 use crate::moving::{TTL, Two, set_phase, token};
 use crate::until;
@@ -133,6 +138,10 @@ async fn tokens_grow_after_the_loss_of_the_store_that_counts() {
     assert_eq!(status.stores[0].version, status.stores[1].version);
     let next = token(&emptied.client().await, "x").await;
     assert!(next > last, "{next} after {last}");
+    // Neither do programs that use the new store by itself.
+    let plain = Client::new(Arc::new(emptied.new.another())).unwrap();
+    let next = token(&plain, "plain").await;
+    assert!(next > last, "{next} after {last}");
     let done = emptied.migration().finish(&how).await.unwrap();
     assert_eq!(done, Stepped::Done(Phase::New));
     let again = emptied.migration().status().await.unwrap();
@@ -241,4 +250,151 @@ async fn a_claim_that_waits_over_the_last_step_ends() {
     assert!(matches!(ended, Standing::Ended), "{ended:?}");
     engine.withdraw(&claim, Leave::Release).await.unwrap();
     assert_eq!(two.held("x").await, [1, 0]);
+}
+
+/// A store that lists its locks slowly, or refuses to.
+#[derive(Debug)]
+struct Lists {
+    store: Memory,
+    pause: Option<Duration>,
+}
+
+#[async_trait]
+impl Layer for Lists {
+    fn below(&self) -> &dyn Engine {
+        &self.store
+    }
+
+    async fn list(
+        &self,
+        prefix: &str,
+        at: Option<Cursor>,
+        limit: usize,
+    ) -> Result<Page<LockView>, Error> {
+        let Some(pause) = self.pause else {
+            return Err(Error::refused(self, "listing locks", "no right"));
+        };
+        tokio::time::sleep(pause).await;
+        self.store.inspect().list(prefix, at, limit).await
+    }
+}
+
+impl fmt::Display for Lists {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.store.fmt(f)
+    }
+}
+
+fn listing(two: &Two, pause: Option<Duration>) -> Migration {
+    let store = |memory: &Memory| {
+        let store = memory.another();
+        Arc::new(Lists { store, pause }) as Arc<dyn Engine>
+    };
+    let stores = Migrate::between(("from", store(&two.old)), ("to", store(&two.new)));
+    stores.set("orders").migration().unwrap()
+}
+
+#[tokio::test]
+async fn a_slow_listing_finds_a_holder_in_one_store_alone() {
+    let two = Two::prepared().await;
+    two.begin().await;
+    let guard = forgotten(&two).lock("x").await.unwrap();
+    let how = How::new("test").patience(Duration::ZERO);
+    for pause in [200, 800, 1600].map(Duration::from_millis) {
+        let refused = listing(&two, Some(pause)).finish(&how).await.unwrap();
+        assert!(named_by(&refused, "x"), "{pause:?}: {refused:?}");
+    }
+    guard.release().await.unwrap();
+}
+
+/// Whoever could begin must be able to go back.
+#[tokio::test]
+async fn a_user_without_the_right_to_list_can_go_back() {
+    let two = Two::prepared().await;
+    two.begin().await;
+    let migration = listing(&two, None);
+    let how = How::new("test");
+    assert!(matches!(
+        migration.finish(&how).await,
+        Err(Error::Refused { .. })
+    ));
+    let aborted = migration.abort(&how).await.unwrap();
+    assert_eq!(aborted, Stepped::Done(Phase::Old));
+}
+
+/// The old store has not got a hold, because the next claim was faster there. That one is no program that was not switched.
+#[tokio::test]
+async fn a_claim_that_waits_for_its_second_store_does_not_stop_a_step() {
+    let two = Two::prepared().await;
+    two.begin().await;
+    two.finish(Phase::BothNew).await;
+    let client = two.client().await;
+    let guard = client.lock("x").ttl(TTL).await.unwrap();
+    let id = guard.claim_id();
+    let mut holder = Claim::new(id, "me", guard.name().clone());
+    holder.wait = false;
+    two.old.withdraw(&holder, Leave::Release).await.unwrap();
+    let waiter = {
+        let client = two.client().await;
+        tokio::spawn(async move { client.lock("x").ttl(TTL).await })
+    };
+    until("the next claim waits", async || {
+        let view = two.new.inspect().look(guard.name()).await.unwrap();
+        view.waiters.len() == 1
+    })
+    .await;
+    let how = How::new("test").patience(Duration::ZERO);
+    let done = two.migration().finish(&how).await.unwrap();
+    assert_eq!(done, Stepped::Done(Phase::New));
+    guard.release().await.unwrap();
+    let next = waiter.await.unwrap().unwrap();
+    next.release().await.unwrap();
+}
+
+/// Both stores may have given the same number, for different holders.
+#[tokio::test]
+async fn the_evicted_holder_is_the_shown_one() {
+    let two = Two::prepared().await;
+    two.begin().await;
+    two.finish(Phase::BothNew).await;
+    let client = two.client().await;
+    // The old store's tokens are raised to those of the new one.
+    let name = LockName::new("x").unwrap();
+    let first = client.lock("x").shared().ttl(TTL).await.unwrap();
+    let raise = Claim::new(claim_id(), "me", LockName::new("raise").unwrap());
+    let raise = raise.floor(Token(first.token().get() - 1));
+    two.old.place(&raise).await.unwrap();
+    let second = client.lock("x").shared().ttl(TTL).await.unwrap();
+    let other = two.engine().await;
+    let evicted = other.inspect().evict(&name, first.token(), Evict::Release);
+    assert!(evicted.await.unwrap());
+    until("the first one is lost", async || !first.is_valid()).await;
+    second.refresh(TTL).await.unwrap();
+    assert!(second.is_valid());
+    assert_eq!(two.held("x").await, [1, 1]);
+}
+
+/// A downgrade in the last phase does not leave the old store for ever.
+#[tokio::test]
+async fn a_hold_that_was_placed_again_can_go_back() {
+    let two = Two::prepared().await;
+    two.begin().await;
+    set_phase(&two, 3, 10, 0).await;
+    let (engine, claim) = (two.engine().await, claim());
+    let Standing::Held(grant) = engine.place(&claim).await.unwrap() else {
+        panic!("it is not held");
+    };
+    set_phase(&two, 4, 11, 0).await;
+    knows(&engine, Phase::New).await;
+    let again = engine.place(&claim).await.unwrap();
+    assert!(matches!(again, Standing::Held(_)), "{again:?}");
+    two.old.withdraw(&claim, Leave::Release).await.unwrap();
+    set_phase(&two, 3, 12, 0).await;
+    knows(&engine, Phase::BothNew).await;
+    let held = [HeldClaim::new(claim, grant.tokens.first)];
+    until("both stores have it", async || {
+        engine.renew(&held).await;
+        two.held("x").await == [1, 1]
+    })
+    .await;
 }

@@ -222,7 +222,8 @@ pub trait Inspect: Send + Sync {
 
     /// The hold of an owner in another process, and what a process that joins it may believe; `None` if this owner does not
     /// hold. By default it reads [`look`](Inspect::look), which is enough if the store reports the remaining time. If it does
-    /// not, the engine asks the holder itself. May be dropped.
+    /// not, the engine asks the holder itself. The view has no token if only the holder's process knows it. Then another process
+    /// cannot join the hold. May be dropped.
     async fn attest(&self, name: &LockName, owner: &str) -> Result<Option<(HolderView, Grant)>> {
         let asked = Clock::Boot.now();
         Ok(self.look(name).await?.attest(owner, asked))
