@@ -1,9 +1,13 @@
 //! All replicas must serve the same store.
 
+use std::fmt;
 use std::sync::Arc;
 
-use fencelock::Error;
-use fencelock::engine::Engine;
+use async_trait::async_trait;
+use fencelock::engine::{Engine, Grant, HolderView};
+use fencelock::{Client, Error, LockName, Memory};
+use fencelock_composite::Routed;
+use fencelock_core::layers::Layer;
 use fencelock_testbed::Dir;
 
 use crate::{Replica, connect, serve, soon, url};
@@ -95,4 +99,72 @@ async fn another_server_gets_an_error_that_says_so() {
         error.to_string().contains(&other.port().to_string()),
         "{error}"
     );
+}
+
+/// Two sets of stores may have the same name.
+#[tokio::test(flavor = "multi_thread")]
+async fn replicas_of_two_sets_with_one_name_are_refused() {
+    let dir = Dir::new("http-stores").unwrap();
+    let mut replicas = Vec::new();
+    for number in [1, 2] {
+        let name = format!("{number}.db?outside-set=yes");
+        let set = async || Routed::shards([("a", file(&dir, &name).await)]).set("orders");
+        set().await.init().await.unwrap();
+        let engine = set().await.open().await.unwrap();
+        replicas.push(Replica::start(Arc::new(engine)).await);
+    }
+    let refused = soon("a refusal", fencelock::connect(url(&replicas))).await;
+    let text = refused.unwrap_err().to_string();
+    assert!(
+        text.contains("two stores") && text.contains("2.db"),
+        "{text}"
+    );
+}
+
+/// A store in which only the holder's process knows its token, as a set has that has moved.
+#[derive(Debug)]
+struct NoToken(Memory);
+
+#[async_trait]
+impl Layer for NoToken {
+    fn below(&self) -> &dyn Engine {
+        &self.0
+    }
+
+    async fn attest(
+        &self,
+        name: &LockName,
+        owner: &str,
+    ) -> Result<Option<(HolderView, Grant)>, Error> {
+        let found = self.0.inspect().attest(name, owner).await?;
+        Ok(found.map(|(mut holder, grant)| {
+            holder.token = None;
+            (holder, grant)
+        }))
+    }
+}
+
+impl fmt::Display for NoToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hold_whose_token_is_unknown_is_held_and_cannot_be_joined() {
+    let replicas = [Replica::start(Arc::new(NoToken(Memory::new()))).await];
+    let url = url(&replicas);
+    let client = connect(&url).await;
+    let owner = client.owner();
+    let guard = client.lock("a").owner(&owner).await.unwrap();
+    let engine = fencelock::open_engine(&url).await.unwrap();
+    let attested = engine.inspect().attest(guard.name(), owner.as_str()).await;
+    let (holder, _) = attested.unwrap().unwrap();
+    assert_eq!((holder.claim, holder.token), (Some(guard.claim_id()), None));
+    let within = Client::new(engine).unwrap();
+    let outer = within.join(owner.as_str()).unwrap();
+    let refused = soon("a refusal", within.lock("a").owner(&outer).into_future()).await;
+    let refused = refused.unwrap_err();
+    assert!(matches!(refused, Error::Unsupported { .. }), "{refused:?}");
+    assert!(refused.to_string().contains("token"), "{refused}");
 }
