@@ -5,10 +5,11 @@ use super::*;
 /// Begins a transaction that leaves it to others to detect a deadlock.
 const PATIENT: &str = "SET deadlock_timeout = '60s'; BEGIN";
 
-/// The URL of a client whose connections detect a deadlock long before they give up.
+/// The URL of a client whose connections detect a deadlock long before they give up. A connection looks for one once, so the test
+/// must make the deadlock before that.
 fn detects_deadlocks_soon(server: &Postgres) -> String {
     for sql in [
-        "ALTER ROLE lock SET deadlock_timeout = '100ms'",
+        "ALTER ROLE lock SET deadlock_timeout = '1s'",
         "GRANT SET ON PARAMETER deadlock_timeout TO lock",
     ] {
         server.psql("lock", sql).unwrap();
@@ -84,11 +85,13 @@ async fn a_deadlock_over_a_token_is_tried_again() {
                 }
             }
         });
+        let admin = raw(&server, "admin").await;
         let waiting = async |what: &str| {
             let count = format!(
                 "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'fencelock' AND {what}"
             );
-            server.psql("lock", &count).unwrap() == "1"
+            let count = admin.query_one(&count, &[]).await.unwrap();
+            count.get::<_, i64>(0) == 1
         };
         if waits {
             until("it waits for the lock", async || {
