@@ -144,9 +144,9 @@ async fn ten_thousand_names_leave_nothing(ctx: Ctx) {
         }));
     }
     for task in tasks {
-        // 10,000 names take a second or two; a slow disk some more.
-        let done = tokio::time::timeout(std::time::Duration::from_secs(60), task).await;
-        done.expect("10,000 names within a minute").unwrap();
+        // 10,000 names take a second or two; a slow disk or a busy machine some more.
+        let done = tokio::time::timeout(std::time::Duration::from_secs(180), task).await;
+        done.expect("10,000 names within three minutes").unwrap();
     }
     ctx.await_nothing_left().await;
 }
