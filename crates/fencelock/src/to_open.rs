@@ -63,18 +63,10 @@ impl ToOpen {
         let most = patience.map_or(self.most, |patience| patience.min(self.most));
         let engine = self.patiently(most).await?;
         let own = self.prefix.clone().unwrap_or_default();
-        if self.takes_locks() && engine.promises().record {
-            for scope in scopes(&own) {
-                let why = "it belongs to a set of stores (docs/composite.md): open the set, shards:?… or migrate:?…; or use it by itself with outside-set=yes";
-                refuse_record(&*engine, scope, is_of_set, why).await?;
-            }
-        }
+        let why = "it belongs to a set of stores (docs/composite.md): open the set, shards:?… or migrate:?…; or use it by itself with outside-set=yes";
+        self.refuse_records(&*engine, scopes(&own), is_of_set, why)
+            .await?;
         self.prefixed(engine)
-    }
-
-    /// Whether it is opened to take locks, and not beside a set on purpose.
-    fn takes_locks(&mut self) -> bool {
-        !self.outside_set && !self.options.url().inspect_only
     }
 
     /// Opens it as the place of another store's record, with one attempt.
@@ -88,14 +80,30 @@ impl ToOpen {
     pub(crate) async fn open_in_set(&mut self) -> Result<Arc<dyn Engine>> {
         let engine = self.attempt().await?;
         let own = self.prefix.clone().unwrap_or_default();
-        if self.takes_locks() && engine.promises().record {
-            // The set reads the record of the store's own scope.
-            for scope in scopes(&own).filter(|scope| *scope != own) {
-                let why = "it belongs to a set of stores with a shorter prefix or none (docs/composite.md), so two sets would have the same locks: use another prefix; or open it all the same with outside-set=yes in the URL of this store";
-                refuse_record(&*engine, scope, fencelock_composite::uses_store, why).await?;
-            }
-        }
+        // The set reads the record of the store's own scope.
+        let shorter = scopes(&own).filter(|scope| *scope != own);
+        let why = "it belongs to a set of stores with a shorter prefix or none (docs/composite.md), so two sets would have the same locks: use another prefix; or open it all the same with outside-set=yes in the URL of this store";
+        self.refuse_records(&*engine, shorter, fencelock_composite::uses_store, why)
+            .await?;
         self.prefixed(engine)
+    }
+
+    /// Refuses the store if its record in one of these scopes is one of these, unless it is opened to be inspected, or beside a
+    /// set on purpose. This costs one request for each scope.
+    async fn refuse_records<'a>(
+        &mut self,
+        engine: &dyn Engine,
+        scopes: impl Iterator<Item = &'a str>,
+        is_refused: fn(&str) -> bool,
+        why: &str,
+    ) -> Result<()> {
+        if self.outside_set || self.options.url().inspect_only || !engine.promises().record {
+            return Ok(());
+        }
+        for scope in scopes {
+            refuse_record(engine, scope, is_refused, why).await?;
+        }
+        Ok(())
     }
 
     /// Opens the engine, again and again while the store does not answer and the time is not over.
@@ -193,7 +201,7 @@ fn scopes(prefix: &str) -> impl Iterator<Item = &str> {
     iter::once("").chain(shorter).chain(own)
 }
 
-/// Refuses a store by its record in this scope, if the record is one of these. This costs one request at open for each scope.
+/// Refuses a store if its record in this scope is one of these.
 async fn refuse_record(
     engine: &dyn Engine,
     scope: &str,

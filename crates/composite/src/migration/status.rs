@@ -31,8 +31,8 @@ pub struct Status {
     /// How many holds of names that move are in the old store only, in the new one only, and in both. `None` if a store does
     /// not answer.
     pub held: Option<(usize, usize, usize)>,
-    /// Holders in one store alone although a hold needs both, or will need both in the next phase: programs that were not
-    /// switched.
+    /// Holders in one store alone. They would lose their holds in the next step, or exclude nobody after it: programs that were
+    /// not switched.
     pub unpaired: Vec<Unpaired>,
 }
 

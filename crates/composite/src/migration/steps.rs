@@ -238,8 +238,9 @@ impl Migration {
                         "nobody looks for locks in the new store alone: {error}"
                     ));
                 }
+                Err(error) => return Err(error),
                 Ok(Some(why)) => return Ok(Err(why)),
-                unpaired => drop(unpaired?),
+                Ok(None) => {}
             }
         }
         let mut next = from.stored.next(to);

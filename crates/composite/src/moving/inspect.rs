@@ -2,6 +2,7 @@
 
 use async_trait::async_trait;
 use fencelock_core::engine::{Cursor, Grant, HolderView, Page, WaiterView};
+use fencelock_core::support::jitter;
 use fencelock_core::{Error, Evict, Finding, Inspect, LockName, LockView, Purpose, Result, Token};
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 
@@ -49,7 +50,7 @@ impl Inspect for Moving {
             if view.token() != seen {
                 return Ok(view);
             }
-            tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
+            tokio::time::sleep(jitter(pause)).await;
             pause = (pause * 3 / 2).min(std::time::Duration::from_millis(500));
         }
     }
