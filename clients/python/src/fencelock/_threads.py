@@ -175,7 +175,7 @@ class Client:
 
     def _run(self, work: Coroutine[Any, Any, T], undo: Optional[Callable[[T], Any]] = None) -> T:
         """Runs `work` in the thread of the loop. If the wait for it is interrupted, it is cancelled, or its result is undone if
-        it is done already."""
+        it is done already. Without `undo` it goes on to its end."""
         if self._loop.is_closed():
             work.close()
             raise FencelockError("the client was closed")
@@ -201,15 +201,18 @@ class Client:
         def interrupt() -> None:
             nonlocal interrupted
             interrupted = True
-            assert task
-            if answer.done():
+            if not task:
+                # `start` was never called. What has no `undo`, such as a release, must be done nevertheless.
+                work.close() if undo else start()
+            elif answer.done():
                 if undo and answer.exception() is None:
                     undo(answer.result())
             elif undo:
                 task.cancel()
 
-        self._loop.call_soon_threadsafe(start)
         try:
+            # Within the `try`, because the interrupt may come while this returns.
+            self._loop.call_soon_threadsafe(start)
             return answer.result()
         except BaseException:
             if not answer.done() or undo:

@@ -20,3 +20,8 @@ fn runs(program: &str) {
 fn a_loss_before_the_body_begins_is_told() {
     runs("lost_before.py");
 }
+
+#[test]
+fn a_lock_whose_attach_was_interrupted_is_not_renewed() {
+    runs("interrupted.py");
+}
