@@ -1,7 +1,9 @@
 //! The first record of a set that moves.
 
+use std::iter;
 use std::time::Duration;
 
+use fencelock_core::engine::{Record, RecordChange};
 use fencelock_core::{ConfigPart, Engine, Error, LeaseKind, Promises, Result};
 
 use crate::migration::change::{Migration, Opened, Stepped};
@@ -126,8 +128,9 @@ impl Migration {
         let (mut before, mut over, mut missing) = (Vec::new(), Vec::new(), Vec::new());
         for (at, engine) in opened.engines.iter().enumerate() {
             let record = engine.record("", None).await?;
-            before.push(record.version);
-            match self.found(&records, at, &record.text, wanted.replace)? {
+            let found = self.found(&records, at, &record.text, wanted.replace)?;
+            before.push(record);
+            match found {
                 Found::Nothing => missing.push(at),
                 Found::Own => made = true,
                 Found::Over(last) => {
@@ -141,7 +144,7 @@ impl Migration {
         if made {
             for at in over {
                 let new = added.contains(&opened.ids[at].as_str());
-                records.take_over(at, before[at], new).await?;
+                records.take_over(at, before[at].version, new).await?;
             }
         } else {
             for at in missing {
@@ -155,18 +158,7 @@ impl Migration {
             if let Some(moving) = &mut first.moving {
                 moving.at = now();
             }
-            // Another administrator may be faster. Then the arbiter has the other record.
-            let arbiter = records.arbiter;
-            let own = first.of_shard(&opened.ids[arbiter]);
-            records.write(arbiter, before[arbiter], &own).await?;
-            for (at, id) in opened
-                .ids
-                .iter()
-                .enumerate()
-                .filter(|(at, _)| *at != arbiter)
-            {
-                records.write(at, before[at], &first.of_shard(id)).await?;
-            }
+            self.write_first(&records, &first, &before, by).await?;
         }
         let settled = records.settle().await?;
         if settled.stored.times() != Some(times) {
@@ -174,6 +166,63 @@ impl Migration {
             return Err(Error::config(&self.set, ConfigPart::Record, why));
         }
         Ok(settled)
+    }
+
+    /// Writes the first record into all stores, the arbiter first. Another administrator may be faster. If the arbiter has
+    /// their record, no other store is written. If another set gets one of the other stores, those that were written are given
+    /// back.
+    async fn write_first(
+        &self,
+        records: &Records<'_>,
+        first: &Stored,
+        before: &[Record],
+        by: &str,
+    ) -> Result<()> {
+        let arbiter = records.arbiter;
+        let others = (0..before.len()).filter(|at| *at != arbiter);
+        for at in iter::once(arbiter).chain(others) {
+            let own = first.of_shard(&records.ids[at]);
+            if records.write(at, before[at].version, &own).await? {
+                continue;
+            }
+            if at == arbiter {
+                return Ok(());
+            }
+            if let Err(taken) = records.read(at).await {
+                self.give_back(records, first, before, by).await?;
+                return Err(taken);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the first record out of the stores that have it. Not where shards are added or removed: programs of the old set may
+    /// know the record already, and it allows them what the old one did.
+    async fn give_back(
+        &self,
+        records: &Records<'_>,
+        first: &Stored,
+        before: &[Record],
+        by: &str,
+    ) -> Result<()> {
+        if self.maps.sets.is_some() {
+            return Ok(());
+        }
+        for (at, before) in before.iter().enumerate() {
+            let own = first.of_shard(&records.ids[at]);
+            let found = records.engines[at].record("", None).await?;
+            if found.text != own.text()? {
+                continue;
+            }
+            // No record can be deleted. This one counts as none.
+            let text = match before.text.is_empty() {
+                true => own.dissolved(by).text()?,
+                false => before.text.clone(),
+            };
+            let change = RecordChange::new(found.version, text)?;
+            records.engines[at].record("", Some(&change)).await?;
+        }
+        Ok(())
     }
 
     /// What a store already has.

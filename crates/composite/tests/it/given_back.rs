@@ -1,12 +1,12 @@
 //! A set of a move before the move begins: what `prepare` refuses, what `doctor` finds, and how a store is given back.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use fencelock_composite::{How, Migrate, Migration, Phase, Prepare, Stepped};
-use fencelock_core::engine::{Cursor, Page};
+use fencelock_core::engine::{Cursor, Page, Record, RecordChange};
 use fencelock_core::layers::Layer;
 use fencelock_core::{Client, Engine, Error, LeaseKind, LockView, Memory, Promises};
 use tokio::sync::watch;
@@ -238,4 +238,63 @@ async fn replace_ends_a_half_made_preparation() {
     assert_eq!(replaced, Stepped::Done(Phase::Old));
     two.begin().await;
     token(&two.client().await, "x").await;
+}
+
+/// A store that another set is prepared on just before its record is first changed.
+#[derive(Debug)]
+struct Overtaken {
+    engine: Memory,
+    by: Mutex<Option<Migration>>,
+}
+
+#[async_trait::async_trait]
+impl Layer for Overtaken {
+    fn below(&self) -> &dyn Engine {
+        &self.engine
+    }
+
+    async fn record(&self, scope: &str, change: Option<&RecordChange>) -> Result<Record, Error> {
+        let by = change.and_then(|_| self.by.lock().unwrap().take());
+        if let Some(faster) = by {
+            faster.prepare(&terms(), "other").await?;
+        }
+        self.engine.record(scope, change).await
+    }
+}
+
+impl fmt::Display for Overtaken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.engine.fmt(f)
+    }
+}
+
+#[tokio::test]
+async fn of_two_sets_that_are_prepared_at_once_the_slower_one_gives_its_stores_back() {
+    let (from, to, third) = (Memory::new(), Memory::new(), Memory::new());
+    let overtaken = |store: &Memory, by| {
+        let engine = store.another();
+        let by = Mutex::new(Some(by));
+        Arc::new(Overtaken { engine, by }) as Arc<dyn Engine>
+    };
+    let plain = |store: &Memory| Arc::new(store.another()) as Arc<dyn Engine>;
+    let orders = |from, to| {
+        let stores = Migrate::between(("from", from), ("to", to));
+        stores.set("orders").migration().unwrap()
+    };
+    let text = async |store: &Memory| store.record("", None).await.unwrap().text;
+    // Another set gets the new store.
+    let late = orders(plain(&from), overtaken(&to, bills(&third, &to)));
+    let refused = late.prepare(&terms(), "test").await.unwrap_err();
+    assert!(refused.to_string().contains("bills"), "{refused}");
+    assert!(text(&to).await.contains("bills"));
+    // The old store is as before: another set can be prepared on it.
+    let next = bills(&from, &Memory::new());
+    let done = next.prepare(&terms(), "test").await.unwrap();
+    assert_eq!(done, Stepped::Done(Phase::Old));
+    // Another set gets the old store. The new one is not written.
+    let (from, to) = (Memory::new(), Memory::new());
+    let late = orders(overtaken(&from, bills(&from, &Memory::new())), plain(&to));
+    let refused = late.prepare(&terms(), "test").await.unwrap_err();
+    assert!(refused.to_string().contains("bills"), "{refused}");
+    assert_eq!(text(&to).await, "");
 }
