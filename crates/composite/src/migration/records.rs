@@ -121,8 +121,19 @@ impl Records<'_> {
         match lost.filter(|_| !self.adopts && reads.iter().any(|read| read.stored.is_some())) {
             None => Ok(()),
             Some(at) => {
+                let is_over = |read: &Read| {
+                    let stored = read.stored.as_ref();
+                    stored.is_some_and(|stored| stored.phase() == Phase::New)
+                };
+                // After `finish_without_old`, for example.
+                let over = match reads.iter().any(is_over) {
+                    true => {
+                        ". The move is over by the record of the new store: if the old store is gone for good, nothing is left to do"
+                    }
+                    false => "",
+                };
                 let why = format!(
-                    "the set {} has a record in another store, and none here. Is this the right store? If its record was lost, or `prepare` was interrupted, repeat with --record-lost",
+                    "the set {} has a record in another store, and none here. Is this the right store? If its record was lost, or `prepare` was interrupted, repeat with --record-lost{over}",
                     self.set
                 );
                 Err(Error::config(&*self.engines[at], ConfigPart::Record, why))

@@ -114,6 +114,14 @@ async fn without_the_old_store_the_last_phase_gets_another_version() {
     let done = two.migration().finish_without_old(&how).await.unwrap();
     assert_eq!(done, Stepped::Done(Phase::New));
     assert_eq!(version().await, before.map(|version| version + 2));
+    // A new store in place of the old one has no record. The error says that the move is over.
+    let replaced = Two {
+        old: Memory::new(),
+        new: two.new.another(),
+    };
+    let how = How::new("test");
+    let refused = replaced.migration().finish(&how).await.unwrap_err();
+    assert!(refused.to_string().contains("is over"), "{refused}");
 }
 
 /// The tokens of a move are ahead of those that the emptied store would give.
