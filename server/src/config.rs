@@ -140,6 +140,8 @@ pub struct Limits {
     pub header_timeout: Duration,
     /// How long a connection may be idle before the headers of its next request have arrived.
     pub idle_timeout: Duration,
+    /// How long the peer may leave an answer unread.
+    pub unread_timeout: Duration,
     /// The longest silence on a stream of events. After it the stream sends a comment.
     pub stream_beat: Duration,
     /// How long a stream of events lasts at most. Its client opens another one.
@@ -185,6 +187,7 @@ impl Default for Limits {
             handshake_timeout: Duration::from_secs(5),
             header_timeout: Duration::from_secs(5),
             idle_timeout: Duration::from_secs(60),
+            unread_timeout: Duration::from_secs(30),
             stream_beat: Duration::from_secs(10),
             stream_longest: Duration::from_secs(600),
             body_timeout: Duration::from_secs(10),

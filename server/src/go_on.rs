@@ -313,7 +313,7 @@ async fn renew_lane(
             Err(_) => {
                 let silent = || {
                     let cause = format!("no answer within {patience:?}");
-                    Error::unavailable(&replica.engine, "renew holds", cause)
+                    Error::unavailable(&replica.engine, "renewing holds", cause)
                 };
                 held.iter()
                     .map(|_| Ok(Renewal::Unknown(silent())))

@@ -26,10 +26,10 @@ use tower_service::Service as _;
 use crate::caller::Origin;
 use crate::config::Limits;
 use crate::direct::Direct;
-use crate::heads::Heads;
 use crate::replica::Replica;
 use crate::reserve::{Permit, Room};
 use crate::service::Service;
+use crate::slow::{Late, Slow};
 use crate::tls::Tls;
 
 /// What HTTP/1 reads ahead at most, and so the longest head of a request, in bytes. A head that is longer than the limits, but
@@ -109,8 +109,7 @@ impl Server {
             killed: killed.clone(),
             open: count,
             tls: tls.clone(),
-            head_within: limits.header_timeout,
-            handshake_within: limits.handshake_timeout,
+            limits: limits.clone(),
         };
         if let Some(tls) = &tls {
             let reading = read_again(Arc::downgrade(tls), limits.tls_reload);
@@ -181,7 +180,7 @@ fn http(limits: &Limits) -> auto::Builder<TokioExecutor> {
     let mut http = auto::Builder::new(TokioExecutor::new());
     http.http1()
         .timer(TokioTimer::new())
-        // This timeout also covers idle time. `Heads` limits the time of a head.
+        // This timeout also covers idle time. `Slow` limits the time of a head.
         .header_read_timeout(limits.idle_timeout)
         // 100 headers are read, which is more than the limits, for the reason of `READ_AHEAD`. To allow more would cost memory
         // for each request.
@@ -216,8 +215,7 @@ struct Listening {
     killed: CancellationToken,
     open: watch::Sender<usize>,
     tls: Option<Arc<Tls>>,
-    head_within: Duration,
-    handshake_within: Duration,
+    limits: Limits,
 }
 
 impl Listening {
@@ -250,13 +248,13 @@ impl Listening {
             http: self.http.clone(),
             local: stream.local_addr().ok(),
             peer,
-            head_within: self.head_within,
+            limits: self.limits.clone(),
             killed: self.killed.clone(),
             // A connection that comes while draining serves one request.
             drains: (!self.draining.is_cancelled()).then(|| self.draining.clone()),
         };
         let (tls, killed) = (self.tls.clone(), self.killed.clone());
-        let (count, handshake_within) = (self.open.clone(), self.handshake_within);
+        let (count, handshake_within) = (self.open.clone(), self.limits.handshake_timeout);
         tokio::spawn(async move {
             let served = async {
                 let permit = match permit {
@@ -296,8 +294,7 @@ struct Connection {
     killed: CancellationToken,
     /// When this is cancelled, the connection ends after its answers.
     drains: Option<CancellationToken>,
-    /// How long the head of a request may take to arrive.
-    head_within: Duration,
+    limits: Limits,
 }
 
 impl Connection {
@@ -312,9 +309,9 @@ impl Connection {
             local: self.local,
             certificate: name,
         };
-        let heads = Heads::due();
-        let stream = TokioIo::new(heads.watch(stream));
-        let arriving = heads.clone();
+        let slow = Slow::due();
+        let stream = TokioIo::new(slow.watch(stream));
+        let arriving = slow.clone();
         let (direct, origin) = (self.direct, Arc::new(origin));
         let service = service_fn(move |request: Request<Incoming>| {
             let serving = arriving.arrived(request.version());
@@ -341,7 +338,8 @@ impl Connection {
         let connection = self.http.serve_connection(stream, service);
         tokio::pin!(connection);
         let mut drains = self.drains;
-        let timer = sleep(self.head_within);
+        let (limits, mut asked_to_end) = (self.limits, false);
+        let timer = sleep(limits.header_timeout);
         tokio::pin!(timer);
         loop {
             let draining = async {
@@ -350,15 +348,24 @@ impl Connection {
                     None => std::future::pending().await,
                 }
             };
-            let late = poll_fn(|cx| heads.poll_late(self.head_within, timer.as_mut(), cx));
+            let late = poll_fn(|cx| slow.poll_late(&limits, timer.as_mut(), cx));
             let ended = tokio::select! {
                 biased;
                 ended = connection.as_mut() => ended,
                 // Its state changes only while the connection is polled, which comes before this.
-                () = late => {
-                    tracing::debug!(%peer, "a connection whose request does not come is closed");
-                    return;
-                }
+                late = late => match late {
+                    // A request may be on its way. The client learns that it was not processed.
+                    Late::Request if !asked_to_end => {
+                        asked_to_end = true;
+                        slow.asked_to_end();
+                        connection.as_mut().graceful_shutdown();
+                        continue;
+                    }
+                    late => {
+                        tracing::debug!(%peer, ?late, "a connection with a slow peer is closed");
+                        return;
+                    }
+                },
                 () = draining => {
                     drains = None;
                     connection.as_mut().graceful_shutdown();

@@ -217,7 +217,7 @@ async fn renew_at(member: &Member, held: &[HeldClaim]) -> Vec<Renewal> {
         Err(error) => {
             let why = error.to_string();
             let unknown = |_| {
-                let error = Error::unavailable(member, "renew holds", why.as_str());
+                let error = Error::unavailable(member, "renewing holds", why.as_str());
                 Renewal::Unknown(error)
             };
             held.iter().map(unknown).collect()

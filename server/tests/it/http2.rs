@@ -1,8 +1,8 @@
 //! HTTP/2, written and read by hand, so that a test can also do what no library would do.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
+use std::{fmt, io};
 
 use async_trait::async_trait;
 use fencelock_core::engine::{Claim, Standing};
@@ -13,12 +13,16 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 
-use crate::client::{Client, one, replica};
+use fencelock_server::Config;
+
+use crate::client::{Client, one, replica, replica_with};
 
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
 const SETTINGS: u8 = 4;
+const PING: u8 = 6;
+const GOAWAY: u8 = 7;
 /// The setting for the maximum number of open streams.
 const MAX_CONCURRENT_STREAMS: u16 = 3;
 /// The setting for how many bytes of an answer a client takes.
@@ -33,16 +37,20 @@ struct Frame {
 }
 
 async fn read(connection: &mut TcpStream) -> Frame {
+    try_read(connection).await.unwrap()
+}
+
+async fn try_read(connection: &mut TcpStream) -> io::Result<Frame> {
     let mut head = [0; 9];
-    connection.read_exact(&mut head).await.unwrap();
+    connection.read_exact(&mut head).await?;
     let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
     let mut payload = vec![0; length as usize];
-    connection.read_exact(&mut payload).await.unwrap();
-    Frame {
+    connection.read_exact(&mut payload).await?;
+    Ok(Frame {
         kind: head[3],
         stream: u32::from_be_bytes([head[5], head[6], head[7], head[8]]),
         payload,
-    }
+    })
 }
 
 fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
@@ -172,4 +180,57 @@ async fn a_client_that_does_not_read_holds_up_nobody() {
     let taken = other.take(&at, other.claim(), "c");
     let taken = tokio::time::timeout(Duration::from_secs(5), taken).await;
     taken.expect("the store serves nobody");
+}
+
+/// A connection of HTTP/2 that serves a request does not end, and one that serves none does.
+#[tokio::test]
+async fn an_idle_connection_ends() {
+    let mut config = Config::default();
+    config.limits.idle_timeout = Duration::from_millis(400);
+    let at = replica_with(Arc::new(Memory::new()), config).await;
+    let mut connection = TcpStream::connect(at.address()).await.unwrap();
+    let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    bytes.extend(frame(SETTINGS, 0, 0, &[]));
+    bytes.extend(watch(1));
+    connection.write_all(&bytes).await.unwrap();
+    let (mut serving, mut told) = (true, false);
+    let mut pings = 0;
+    let ends = async {
+        loop {
+            let Ok(frame) = try_read(&mut connection).await else {
+                return;
+            };
+            match frame.kind {
+                // The service asks whether the client is there.
+                PING if !told => {
+                    pings += 1;
+                    let answer = self::frame(PING, 1, 0, &frame.payload);
+                    connection.write_all(&answer).await.unwrap();
+                    if pings == 5 {
+                        let client = Client::new();
+                        client.take(&at, client.claim(), "a").await;
+                    }
+                }
+                HEADERS => serving = false,
+                GOAWAY => told = true,
+                _ => {}
+            }
+        }
+    };
+    let ended = tokio::time::timeout(Duration::from_secs(20), ends).await;
+    ended.expect("the connection stays open");
+    assert!(!serving && told, "{serving} {told} {pings}");
+}
+
+/// A client that sends requests and reads no answer.
+#[tokio::test]
+async fn a_connection_whose_answers_nobody_reads_ends() {
+    let mut config = Config::default();
+    config.limits.unread_timeout = Duration::from_millis(300);
+    let at = replica_with(Arc::new(Memory::new()), config).await;
+    let mut connection = TcpStream::connect(at.address()).await.unwrap();
+    let request = b"GET /v1/store HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    let sends = async { while connection.write_all(request).await.is_ok() {} };
+    let ended = tokio::time::timeout(Duration::from_secs(20), sends).await;
+    ended.expect("the connection stays open");
 }
