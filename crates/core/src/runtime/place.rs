@@ -229,7 +229,11 @@ impl<'a> Placing<'a> {
             () = self.state.clock.sleep_until(place.recheck) => Ok(None),
         };
         match waited {
-            Ok(grant) => grant.filter(|grant| is_believable(self.state, grant)),
+            Ok(grant) => {
+                // Otherwise a few errors in a long time would make later pauses so long that they cost the place in the queue.
+                self.after_error.reset();
+                grant.filter(|grant| is_believable(self.state, grant))
+            }
             Err(error) => {
                 tracing::debug!(name = %self.claim.name, %error, "waiting failed; asking again");
                 self.caller.hear_failure(&error);

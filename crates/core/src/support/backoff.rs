@@ -33,6 +33,11 @@ impl Backoff {
         }
     }
 
+    /// Begins with the shortest pause again: what failed works.
+    pub fn reset(&mut self) {
+        self.last = self.shortest;
+    }
+
     /// The next pause: between the shortest and three times the last one.
     pub fn next_pause(&mut self) -> Duration {
         let low = self.shortest.as_micros() as u64;

@@ -1,13 +1,16 @@
 //! Events that do not come, or that come before the answer they are about.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use async_trait::async_trait;
-use fencelock_core::engine::{Claim, EventStream, Evict, Standing};
+use fencelock_core::engine::{Claim, EventStream, Evict, Grant, Place, Standing};
 use fencelock_core::layers::Layer;
 use fencelock_core::{Client, Engine, Error, LockName, LossReason, Memory, Result};
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 
 use crate::{World, ms, settle};
 
@@ -67,6 +70,65 @@ impl fmt::Display for Faulty {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.memory.fmt(f)
     }
+}
+
+/// A store where every second wait fails.
+#[derive(Debug)]
+struct FailsToWait {
+    memory: Memory,
+    waits: AtomicU32,
+    failed_at: Mutex<Option<Instant>>,
+    pauses: Mutex<Vec<Duration>>,
+}
+
+#[async_trait]
+impl Layer for FailsToWait {
+    fn below(&self) -> &dyn Engine {
+        &self.memory
+    }
+
+    async fn place(&self, claim: &Claim) -> Result<Standing> {
+        let failed_at = self.failed_at.lock().unwrap().take();
+        let pause = failed_at.map(|at| at.elapsed());
+        self.pauses.lock().unwrap().extend(pause);
+        self.memory.place(claim).await
+    }
+
+    async fn wait(&self, _: &Claim, _: &Place) -> Result<Option<Grant>> {
+        tokio::time::sleep(ms(1)).await;
+        if self.waits.fetch_add(1, Ordering::SeqCst).is_multiple_of(2) {
+            return Ok(None);
+        }
+        *self.failed_at.lock().unwrap() = Some(Instant::now());
+        Err(Error::unavailable(&self.memory, "waiting", "a test"))
+    }
+}
+
+impl fmt::Display for FailsToWait {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.memory.fmt(f)
+    }
+}
+
+/// A long pause would cost a waiter its place in the queue.
+#[tokio::test(start_paused = true)]
+async fn pauses_are_short_again_after_a_wait_that_works() {
+    let world = World::new();
+    let holder = world.client().lock("x").await.unwrap();
+    let store = Arc::new(FailsToWait {
+        memory: world.store.another(),
+        waits: AtomicU32::new(0),
+        failed_at: Mutex::default(),
+        pauses: Mutex::default(),
+    });
+    let client = Client::new(Arc::clone(&store) as Arc<dyn Engine>).unwrap();
+    let waiter = client.lock("x").timeout(ms(10_000)).await.map(drop);
+    assert!(waiter.is_err());
+    let pauses = store.pauses.lock().unwrap().clone();
+    assert!(pauses.len() > 50, "{pauses:?}");
+    // Three times the first pause.
+    assert!(pauses.iter().all(|pause| *pause <= ms(62)), "{pauses:?}");
+    drop(holder);
 }
 
 /// Takes the lock away from its holder, and gives it to another one for a moment.
