@@ -46,8 +46,8 @@ pub(crate) async fn take(
     }
     let no_random = |_| Refusal::new(Kind::Internal, "the system has no random numbers");
     let key = ClaimKey::draw().map_err(no_random)?;
-    let id = ClaimIds::with(key.claim_ids()).next();
-    let claim = Asked::from(body).claim(id, &replica, &caller)?;
+    let ids = ClaimIds::with(key.claim_ids());
+    let claim = Asked::from(body).claim(ids.next(), &replica, &caller)?;
     let (name, mode, ttl) = (claim.name.clone(), claim.mode, claim.ttl);
     if replica.draining.is_cancelled() {
         return Err(Refusal::draining(&name));
@@ -58,31 +58,24 @@ pub(crate) async fn take(
     };
     caller.count_take(&name)?;
     let caller = Arc::new(caller);
-    let undo = Undo {
-        replica: Arc::clone(&replica),
-        claim: Some(claim.clone()),
-        ended: CancellationToken::new(),
-    };
     let taking = Taking {
         claim: claim.ttl(replica.first_ttl(ttl)).wait(!wait.is_zero()),
         ttl,
         received,
         until: received + wait,
-        gone: undo.ended.clone(),
+        gone: CancellationToken::new(),
         caller: Arc::clone(&caller),
         replica: Arc::clone(&replica),
     };
-    let visit = replica.known.enter(id);
-    // In a task of its own: if the client goes away, the outcome is known before the claim is withdrawn.
-    let taken = replica.carry(taking.run(visit)).await?;
+    let taken = take_by(taking, &ids).await;
     drop(waiting);
-    let (token, lease_ms_since_sent, waited) = match taken {
-        Ok(taken) => taken,
-        Err(refusal) => {
-            undo.was_undone();
-            return Err(refusal.name(&name));
-        }
-    };
+    let Taken {
+        id,
+        token,
+        lease_ms_since_sent,
+        waited,
+        undo,
+    } = taken.map_err(|refusal| refusal.name(&name))?;
     caller.note_if_grants(
         |line| line.name(name.as_str()).claim(id).token(token),
         Deed::Grant,
@@ -115,7 +108,68 @@ pub(crate) async fn take(
     }))
 }
 
+/// A lock that was taken, and is given back unless its client gets the answer.
+struct Taken {
+    id: ClaimId,
+    token: Token,
+    lease_ms_since_sent: u64,
+    waited: bool,
+    undo: Undo,
+}
+
+/// Takes the lock by one claim after the other, if the store ends those that wait. It does so where a set of stores moves.
+async fn take_by(mut taking: Taking, ids: &ClaimIds) -> Result<Taken, Refusal> {
+    let replica = Arc::clone(&taking.replica);
+    let mut pauses = Backoff::new(AFTER_ERROR.0, AFTER_ERROR.1);
+    loop {
+        let id = taking.claim.id;
+        let undo = Undo {
+            replica: Arc::clone(&replica),
+            claim: Some(taking.claim.clone().ttl(taking.ttl)),
+            ended: taking.gone.clone(),
+        };
+        let visit = replica.known.enter(id);
+        // In a task of its own: if the client goes away, the outcome is known before the claim is withdrawn.
+        match replica.carry(taking.clone().run(visit)).await? {
+            Ok((token, lease_ms_since_sent, waited)) => {
+                return Ok(Taken {
+                    id,
+                    token,
+                    lease_ms_since_sent,
+                    waited,
+                    undo,
+                });
+            }
+            Err(failed) => {
+                undo.was_undone();
+                match failed {
+                    Failed::Refused(refusal) => return Err(refusal),
+                    Failed::Ended if replica.clock.now() >= taking.until => {
+                        return Err(taking.ended());
+                    }
+                    Failed::Ended => tokio::time::sleep(pauses.next_pause()).await,
+                }
+            }
+        }
+        taking.claim.id = ids.next();
+    }
+}
+
+/// Why a claim does not hold.
+enum Failed {
+    Refused(Refusal),
+    /// The store has ended it. Another claim may hold.
+    Ended,
+}
+
+impl From<Refusal> for Failed {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
 /// One request in the simple mode.
+#[derive(Clone)]
 struct Taking {
     replica: Arc<Replica>,
     caller: Arc<Caller>,
@@ -130,20 +184,22 @@ struct Taking {
 
 impl Taking {
     /// Takes and confirms. After an error nothing of the claim is left, or it is being withdrawn.
-    async fn run(self, mut visit: Visit) -> Result<(Token, u64, bool), Refusal> {
+    async fn run(self, mut visit: Visit) -> Result<(Token, u64, bool), Failed> {
         visit.take_turn().await;
         let granted = match self.wait(&mut visit).await {
             Ok(Some((token, waited))) => {
                 let confirmed = self.confirm(token, visit).await;
-                confirmed.map(|lease| (token, lease, waited))
+                confirmed
+                    .map(|lease| (token, lease, waited))
+                    .map_err(Failed::from)
             }
             Ok(None) => {
                 visit.waits_no_more();
-                return Err(self.held());
+                return Err(self.held().into());
             }
-            Err(refusal) => {
+            Err(failed) => {
                 drop(visit);
-                Err(refusal)
+                Err(failed)
             }
         };
         // If the client is gone, `Undo` withdraws the claim.
@@ -155,7 +211,7 @@ impl Taking {
 
     /// Waits until the claim holds. Returns its token, and whether it had to wait. `None` if the lock is held and the request
     /// must not wait: the store keeps nothing of the claim.
-    async fn wait(&self, visit: &mut Visit) -> Result<Option<(Token, bool)>, Refusal> {
+    async fn wait(&self, visit: &mut Visit) -> Result<Option<(Token, bool)>, Failed> {
         let mut errors = Backoff::new(AFTER_ERROR.0, AFTER_ERROR.1);
         let replica = &self.replica;
         let mut waited = false;
@@ -175,12 +231,7 @@ impl Taking {
                 }
                 Standing::Waiting(place) => place,
                 // The caller withdraws what is left of it.
-                Standing::Ended => {
-                    let action = format!("taking lock {}", self.claim.name);
-                    let why = "the claim ended at the store; ask again";
-                    let error = Error::unavailable(&replica.engine, action, why);
-                    return Err(Refusal::of(&error));
-                }
+                Standing::Ended => return Err(Failed::Ended),
                 _ => {
                     if let Some(bound) = &replica.bound {
                         bound.is_not_there(self.claim.id);
@@ -193,10 +244,10 @@ impl Taking {
             let again = place.recheck.min(replica.clock.now() + replica.poll());
             tokio::select! {
                 biased;
-                () = self.gone.cancelled() => return Err(self.held()),
-                () = replica.draining.cancelled() => return Err(self.held()),
-                refusal = &mut refused => return Err(refusal),
-                () = replica.clock.sleep_until(self.until) => return Err(self.gave_up(&place)),
+                () = self.gone.cancelled() => return Err(self.held().into()),
+                () = replica.draining.cancelled() => return Err(self.held().into()),
+                refusal = &mut refused => return Err(refusal.into()),
+                () = replica.clock.sleep_until(self.until) => return Err(self.gave_up(&place).into()),
                 woken = replica.engine.wait(&self.claim, &place) => if let Err(error) = woken {
                     tracing::debug!(name = %self.claim.name, %error, "waiting failed; asking again");
                     tokio::time::sleep(errors.next_pause()).await;
@@ -244,6 +295,13 @@ impl Taking {
             "store {store} grants nothing at this time, and nothing of the claim is left: {why}"
         );
         Refusal::new(Kind::Unavailable, detail)
+    }
+
+    /// The refusal when the store has ended the claim, and no time is left for another one.
+    fn ended(&self) -> Refusal {
+        let action = format!("taking lock {}", self.claim.name);
+        let why = "the claim ended at the store; ask again";
+        Refusal::of(&Error::unavailable(&self.replica.engine, action, why))
     }
 
     fn held(&self) -> Refusal {

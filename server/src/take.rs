@@ -347,6 +347,8 @@ async fn place(
                 // If its client is gone, the claim ends at its deadline.
                 Ok(Standing::Held(grant)) => bound.holds(claim.id, grant.tokens.first),
                 Ok(Standing::Busy) => bound.is_not_there(claim.id),
+                // A late copy of the request must not place it anew.
+                Ok(Standing::Ended) => bound.end(claim.id),
                 _ => {}
             }
         }
