@@ -53,6 +53,12 @@ pub(crate) fn detachable(promises: &Promises, store: String) -> Result<(), Error
     if promises.portable && promises.engine != "memory" {
         return Ok(());
     }
+    if promises.engine == "migrate" {
+        let why = "a claim of a set that moves belongs to its process. Renew and release a grant from before the move at the store \
+            that it is from: by the URL of that store (of that shard) with `outside-set=yes`, as long as the set takes locks there \
+            (docs/operations.md)";
+        return Err(Error::unsupported(store, "a hold without its process", why));
+    }
     let why = "a hold there ends with the process that took it (its memory, session or connection); use `fencelock run` or \
         `fencelock hold`, which live as long as the hold, or a store with leases (docs/command.md)";
     Err(Error::unsupported(store, "a hold without its process", why))

@@ -201,7 +201,7 @@ fn as_text(status: &Status) -> String {
     }
     if let Some((old, new, both)) = status.held {
         text += &format!(
-            "held: {old} in the old store alone, {new} in the new one alone, {both} in both\n"
+            "held, of the names that move: {old} in the old store alone, {new} in the new one alone, {both} in both\n"
         );
     }
     for unpaired in &status.unpaired {

@@ -312,6 +312,29 @@ fn abort_ends_what_two_preparations_left() {
     assert_eq!(swapped.run(&["migrate", "abort"]).code, 78);
 }
 
+/// The set cannot go on with it, and says who can.
+#[test]
+fn a_grant_from_before_the_move_goes_on_at_its_store() {
+    let all = Move::prepared();
+    let plain = Fixture::on(all.url("old"));
+    let grant = all.dir.join("x.grant");
+    let taken = plain.run(&["take", "x", "--ttl", "60s", "--grant", &grant]);
+    assert_eq!(taken.code, 0, "{taken:?}");
+    all.done(&["begin"]);
+    for word in ["renew", "release"] {
+        let refused = all.programs.run(&[word, "--grant", &grant]);
+        assert_eq!(refused.code, 64, "{refused:?}");
+        assert!(refused.err.contains("outside-set=yes"), "{refused:?}");
+    }
+    assert_eq!(all.step(&["finish"]).code, 1, "it is in one store alone");
+    let alone = Fixture::on(format!("{}?outside-set=yes", all.url("old")));
+    for word in ["renew", "release"] {
+        let ran = alone.run(&[word, "--grant", &grant]);
+        assert_eq!(ran.code, 0, "{word}: {ran:?}");
+    }
+    assert!(all.done(&["finish"]).starts_with("phase"));
+}
+
 #[test]
 fn stores_of_other_sets_and_swapped_ones_are_refused() {
     let all = Move::prepared();

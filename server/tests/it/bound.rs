@@ -2,13 +2,11 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use async_trait::async_trait;
-use fencelock_core::engine::{Claim, Engine, Leave, Promises, Standing};
+use fencelock_core::engine::{Engine, Promises};
 use fencelock_core::layers::{Fault, FaultHandle, Layer, Trouble};
-use fencelock_core::{ClaimId, Error, Memory};
+use fencelock_core::{ClaimId, Memory};
 use fencelock_server::Server;
 use fencelock_testbed::{Etcd, Redlock, ZooKeeper};
 use serde_json::{Value, json};
@@ -81,76 +79,14 @@ impl fmt::Display for Bound {
     }
 }
 
+pub(crate) async fn replica_of(below: Arc<dyn Engine>) -> Server {
+    let promises = below.promises().clone().portable(false);
+    replica(Arc::new(Bound { below, promises })).await
+}
+
 pub(crate) async fn memory() -> (Server, FaultHandle) {
     let (fault, handle) = Fault::new(Arc::new(Memory::new()));
-    let promises = fault.below().promises().clone().portable(false);
-    let below = Arc::new(fault);
-    (replica(Arc::new(Bound { below, promises })).await, handle)
-}
-
-/// A store that ends the next claim that is placed, as a step of a moving set does.
-#[derive(Debug)]
-struct Steps {
-    memory: Memory,
-    ends: AtomicBool,
-}
-
-#[async_trait]
-impl Layer for Steps {
-    fn below(&self) -> &dyn Engine {
-        &self.memory
-    }
-
-    async fn place(&self, claim: &Claim) -> Result<Standing, Error> {
-        if self.ends.swap(false, Ordering::SeqCst) {
-            self.memory.withdraw(claim, Leave::Release).await?;
-            return Ok(Standing::Ended);
-        }
-        self.memory.place(claim).await
-    }
-}
-
-impl fmt::Display for Steps {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.memory.fmt(f)
-    }
-}
-
-#[tokio::test]
-async fn a_claim_that_the_store_ended_stays_ended_and_a_simple_request_goes_on() {
-    let steps = Arc::new(Steps {
-        memory: Memory::new(),
-        ends: AtomicBool::new(false),
-    });
-    let below = Arc::clone(&steps) as Arc<dyn Engine>;
-    let promises = below.promises().clone().portable(false);
-    let (at, client) = (
-        replica(Arc::new(Bound { below, promises })).await,
-        Client::new(),
-    );
-    let holder = client.claim();
-    put(&at, &client, holder, json!({"name": "a", "ttl_ms": 60_000}))
-        .await
-        .is(200);
-    let id = client.claim();
-    let waits = || put(&at, &client, id, json!({"name": "a", "queue": true}));
-    waits().await.is(202);
-    steps.ends.store(true, Ordering::SeqCst);
-    for _ in 0..2 {
-        waits().await.is_problem(410, "ended");
-    }
-    let simple = ask(&at, "POST", "/v1/claims", r#"{"name":"a","wait_ms":20000}"#);
-    let goes_on = async {
-        until(&at, "a", "waited for", |lock| waiters(lock) == 1).await;
-        steps.ends.store(true, Ordering::SeqCst);
-        while steps.ends.load(Ordering::SeqCst) {
-            sleep(Duration::from_millis(5)).await;
-        }
-        until(&at, "a", "waited for again", |lock| waiters(lock) == 1).await;
-        release(&at, &client, holder).await.is(200);
-    };
-    let (taken, ()) = tokio::join!(simple, goes_on);
-    taken.is(201);
+    (replica_of(Arc::new(fault)).await, handle)
 }
 
 #[tokio::test]

@@ -10,6 +10,7 @@ mod client;
 mod dashboard;
 #[cfg(feature = "tls")]
 mod encrypted;
+mod ended;
 mod events;
 mod faults;
 mod http2;
