@@ -148,7 +148,7 @@ enum Order {
     Write(String),
     /// A line whose writer waits until it is written.
     Confirm(String, oneshot::Sender<io::Result<()>>),
-    /// The file was moved away. Whoever asks for it waits for the outcome.
+    /// The file was moved away. The caller waits for the outcome.
     Reopen(oneshot::Sender<io::Result<()>>),
 }
 

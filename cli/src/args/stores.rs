@@ -45,7 +45,7 @@ pub(crate) enum Migrate {
     Offline {
         /// The store that the programs used: its URL, or @NAME
         from: String,
-        /// The store that they will use, likewise
+        /// The store that programs will use: its URL, or @NAME
         to: String,
     },
 }
@@ -60,7 +60,7 @@ pub(crate) struct MigratePrepare {
     #[arg(long, value_name = "STORE", requires = "to")]
     pub(crate) from: Option<String>,
 
-    /// The store that they will use, likewise
+    /// The store that programs will use: its URL, or @NAME. It may be a set of shards, if the other one is, too
     #[arg(long, value_name = "STORE", requires = "from")]
     pub(crate) to: Option<String>,
 

@@ -47,7 +47,7 @@ impl Route {
         [Some(self.first), self.second].into_iter().flatten()
     }
 
-    /// Of the two stores of a move, that which does not count.
+    /// The store of a move that does not count for this name.
     pub(crate) fn other(self) -> Option<usize> {
         self.second?;
         self.stores().find(|store| *store != self.latest)

@@ -112,7 +112,7 @@ impl ClientBuilder {
     }
 
     /// Sets a function that gives the class of a lock name. The class is a field of spans and a label of metrics
-    /// (docs/metrics.md). Lock names themselves never appear there: they may be many, and they may be secret. No class by
+    ///. Lock names themselves never appear there: they may be many, and they may be secret. No class by
     /// default.
     ///
     /// The function is called for every request and must return at once, with one of a few words. A panic in it counts as no

@@ -8,7 +8,7 @@ use fencelock_core::{Purpose, Result};
 use crate::connect::{Connect, connect};
 use crate::store::{Store, of_file};
 
-/// The stores that have names in a configuration file, `[store.NAME]`; docs/configuration.md has every key.
+/// The stores that have names in a configuration file, `[store.NAME]`.
 ///
 /// `fencelock::connect("@orders")` does the same with the file that [`find`](Self::find) reads.
 ///

@@ -1,6 +1,8 @@
 //! A distributed lock with fencing tokens, on the servers you already run.
 //!
 //! ```
+//! use std::time::Duration;
+//!
 //! use fencelock::{Error, Token};
 //!
 //! # #[tokio::main(flavor = "current_thread")]
@@ -8,6 +10,7 @@
 //! let client = fencelock::connect("memory:").await?; // or sqlite:PATH, redis://HOST
 //! let report = client
 //!     .lock("nightly-report")
+//!     .ttl(Duration::from_secs(30))
 //!     .with(|held| write_report(held.token())) // the resource refuses an older token
 //!     .await;
 //! match report {
@@ -132,6 +135,7 @@ pub use fencelock_postgres as postgres;
 #[doc(inline)]
 pub use fencelock_redis as redis;
 #[cfg(feature = "redis")]
+#[doc(inline)]
 pub use fencelock_redis::redlock;
 #[cfg(feature = "sqlite")]
 #[doc(inline)]

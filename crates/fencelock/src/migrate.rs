@@ -22,7 +22,7 @@ const TO: &str = "to";
 
 /// Two stores, or two sets of shards, between which locks move, as [`connect`](crate::connect()) takes them.
 ///
-/// [`migration`](Self::migration) prepares them and makes the steps; docs/operations.md walks through it.
+/// [`migration`](Self::migration) prepares them and makes the steps.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]

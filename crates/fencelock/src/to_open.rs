@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use fencelock_core::engine::StoreOptions;
 use fencelock_core::layers::{Breaker, Prefix};
+use fencelock_core::support::Backoff;
 use fencelock_core::{ConfigPart, Engine, Error, LockName, Result, StoreUrl};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
@@ -109,7 +110,8 @@ impl ToOpen {
     /// Opens the engine, again and again while the store does not answer and the time is not over.
     async fn patiently(&self, most: Duration) -> Result<Arc<dyn Engine>> {
         let until = Instant::now() + most;
-        let mut pause = PAUSES.0;
+        let mut pauses = Backoff::new(PAUSES.0, PAUSES.1);
+        let mut pause = pauses.next_pause();
         // Only the engine limits the time of the first attempt.
         let mut last = match self.attempt().await {
             Err(error @ Error::Unavailable { .. }) => error,
@@ -117,7 +119,7 @@ impl ToOpen {
         };
         while Instant::now() + pause < until {
             sleep(pause).await;
-            pause = (pause * 2).min(PAUSES.1);
+            pause = pauses.next_pause();
             match timeout_at(until, self.options.open()).await {
                 Ok(Err(error @ Error::Unavailable { .. })) => last = error,
                 Ok(opened) => return opened,

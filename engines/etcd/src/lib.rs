@@ -6,7 +6,7 @@
 //!
 //! Assumptions: the members' clocks run at about the right rate; the quorum keeps its data.
 //!
-//! [`Options`] say where the cluster is and how to use it; the URL is in docs/stores.
+//! [`Options`] say where the cluster is and how to use it; each constructor and setter names its form in a URL.
 //!
 //! # Layout
 //! | key | |

@@ -16,7 +16,7 @@
 //!   replica.
 //! * Each replica is asked once which store it serves, and again after a restart. Two stores behind one URL are refused.
 //!
-//! [`Options`] say where the service is and how to use it; the URL is in docs/stores.
+//! [`Options`] say where the service is and how to use it; each constructor and setter names its form in a URL.
 
 mod acquire;
 mod batch;

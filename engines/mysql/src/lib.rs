@@ -1,6 +1,7 @@
 //! MySQL and MariaDB.
 //!
-//! [`Options`] say where the database is and how locks are kept in it; the URL is in docs/stores.
+//! [`Options`] say where the database is and how locks are kept in it; each constructor and setter names its
+//! form in a URL.
 //!
 //! Needs MySQL 8.0 or MariaDB 10.2.4 or later. The user needs SELECT, INSERT, UPDATE and DELETE on the tables, and CREATE the
 //! first time, unless an administrator ran [`schema`]. It should not have SUPER or READ ONLY ADMIN, which may write to a

@@ -5,8 +5,8 @@ use fencelock_core::{StoreUrl, server_setters, setters};
 use fencelock_sql::tls::{MODES, Mode};
 use mysql_async::Opts;
 
-/// How locks are kept; `docs/stores/mysql.md` says what each promises. Locks of different strategies do not exclude each
-/// other.
+/// How locks are kept; [`promises`](fencelock_core::Client::promises) of an opened client says what that promises. Locks of
+/// different strategies do not exclude each other.
 ///
 /// ```
 /// use fencelock_mysql::{Options, Strategy};

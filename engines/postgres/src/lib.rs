@@ -1,6 +1,7 @@
 //! PostgreSQL, 14 or later.
 //!
-//! [`Options`] say where the database is and how locks are kept in it; the URL is in docs/stores.
+//! [`Options`] say where the database is and how locks are kept in it; each constructor and setter names its
+//! form in a URL.
 //!
 //! Of several hosts the client uses the one that takes writes, and finds it again after a switch-over. Each host has its
 //! share of the shorter of the two timeouts.

@@ -9,8 +9,8 @@ use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
 
 use crate::tls::Connector;
 
-/// How locks are kept; `docs/stores/postgres.md` says what each promises. Locks of different strategies do not exclude each
-/// other.
+/// How locks are kept; [`promises`](fencelock_core::Client::promises) of an opened client says what that promises. Locks of
+/// different strategies do not exclude each other.
 ///
 /// ```
 /// use fencelock_postgres::{Options, Strategy};

@@ -8,7 +8,7 @@
 //! The engine assumes that the server keeps its memory, and that the server's clock runs at about the right rate. The limits in
 //! its promises depend on the server's settings.
 //!
-//! [`Options`] and [`redlock::Options`] say where the servers are; the URLs are in docs/stores.
+//! [`Options`] and [`redlock::Options`] say where the servers are; each constructor and setter names its form in a URL.
 //!
 //! # Rights
 //! Redis 6 or later. An ACL user needs the keys of its locks and those beside them (`~{*}:fencelock:*`, `~fencelock:*`). It

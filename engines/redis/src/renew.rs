@@ -106,7 +106,7 @@ async fn renew_everywhere(servers: &Servers, held: &[HeldClaim]) -> Vec<Option<R
     let mut shares = stream::select_all(shares);
     // Slightly longer than the response timeout, so that a request without a reply reports that itself.
     let timeout = servers.state.config.response_timeout.mul_f64(1.125);
-    // Whoever asks needs the answer within a part of the lease, and perhaps passes it on.
+    // The caller needs the answer within a part of the lease: it may be a replica that passes it on.
     let shortest = held.iter().map(|held| held.claim.ttl).min();
     let timeout = shortest.map_or(timeout, |ttl| timeout.min(ttl / 6).max(LEAST_PATIENCE));
     let mut heard = Clock::Boot.now();

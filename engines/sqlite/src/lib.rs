@@ -1,6 +1,6 @@
 //! SQLite, the embedded default store: one file, for the processes of one machine.
 //!
-//! [`Options`] say which file it is and how to use it; the URL is in docs/stores.
+//! [`Options`] say which file it is and how to use it; each constructor and setter names its form in a URL.
 //!
 //! Without a path the file is `$XDG_STATE_HOME/fencelock/locks.db`, otherwise `~/.local/state/fencelock/locks.db`: one per
 //! user. Programs of several users need one named path in a directory that all of them may write.

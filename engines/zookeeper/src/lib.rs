@@ -4,7 +4,8 @@
 //! claim holds when no claim ahead of it excludes it. A waiter watches the node ahead of its own, a reader the last node
 //! ahead that is no reader. A claim's token is the id of the transaction that created its node, times 32.
 //!
-//! [`Options`] say where the servers are and how to use them; the URL is in docs/stores.
+//! [`Options`] say where the servers are and how to use them; each constructor and setter names its form in a
+//! URL.
 //!
 //! # Names and nodes
 //! The lock's name is the node's name: `orders` below the chroot `/locks` is `/locks/orders`, where Curator's

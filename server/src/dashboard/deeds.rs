@@ -48,14 +48,14 @@ fn question(deed: &Deed) -> Page {
     let (title, told, button, word) = match how {
         EvictHow::Release => (
             "Evict the holder?",
-            "The store takes the lock away at once. The holder hears of its loss with its next renewal at the latest; until then it \
+            "The store takes the lock away at once. The holder learns of its loss with its next renewal at the latest; until then it \
              may go on with its work. A resource that checks tokens refuses that work once the next holder has been there.",
             "Evict",
             "release",
         ),
         EvictHow::Ask => (
             "Ask for the lock?",
-            "The holder hears that somebody wants the lock, and decides by itself.",
+            "The holder learns that another client wants the lock, and decides whether to release it.",
             "Ask for it",
             "ask",
         ),

@@ -37,7 +37,9 @@ async fn page(visitor: &Visitor, query: Option<&str>) -> Result<Page, Refusal> {
 fn told(word: &str) -> Option<&'static str> {
     match word {
         "evicted" => Some("The lock was taken from that holder."),
-        "asked" => Some("The holder was asked for the lock. It hears of it with its next renewal."),
+        "asked" => Some(
+            "The holder was asked for the lock. It learns of the request with its next renewal.",
+        ),
         "gone" => Some("No holder has that token any more. Nothing was done."),
         _ => None,
     }

@@ -57,7 +57,7 @@ fn promises(visitor: &Visitor) -> Markup {
         ("Permits", word(promises.permits).to_owned()),
         ("Lock-delay", word(promises.lock_delay).to_owned()),
         ("A hold lives by", promises.lease.as_str().to_owned()),
-        ("Waiters hear by", promises.wake.as_str().to_owned()),
+        ("Waiters are woken by", promises.wake.as_str().to_owned()),
         ("Locks survive", promises.durability.as_str().to_owned()),
         ("Clock", promises.clock.to_owned()),
         ("Shortest lease", in_words(replica.min_ttl())),

@@ -412,7 +412,7 @@ fn pause_before(from: Phase, to: Phase, times: Times) -> Duration {
 }
 
 /// In which store nobody may hold alone before this step. The hush needs both stores. The last phase leaves the other store, so
-/// whoever locks there alone would no longer exclude others.
+/// a program that locks only there would no longer exclude others.
 fn must_be_paired(from: Phase, to: Phase) -> Option<Side> {
     match (from, to) {
         (Phase::BothOld, Phase::Hush) | (_, Phase::New) => Some(Side::Old),

@@ -9,7 +9,7 @@ use fencelock_core::engine::{
     StoreListener, Withdrawn,
 };
 use fencelock_core::support::Mutex;
-use fencelock_core::{Engine, Error, Inspect, LockName, Promises, Result};
+use fencelock_core::{ClaimId, Clock, Engine, Error, Inspect, LockName, Promises, Result};
 
 use crate::member::{close_all, identity_of};
 use crate::moving::acquire::place;
@@ -79,10 +79,23 @@ impl Moving {
     }
 }
 
+#[deny(clippy::missing_trait_methods)]
 #[async_trait]
 impl Engine for Moving {
     fn promises(&self) -> &Promises {
         &self.promises
+    }
+
+    fn clock(&self) -> Clock {
+        Clock::Boot
+    }
+
+    /// A claim belongs to its process, which withdraws it.
+    fn forget(&self, _: &ClaimId) {}
+
+    /// A store that prescribes them keeps no record, so none is in a set.
+    fn claim_ids(&self) -> Option<[u8; 10]> {
+        None
     }
 
     async fn place(&self, claim: &Claim) -> Result<Standing> {

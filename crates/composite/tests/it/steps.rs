@@ -1,4 +1,4 @@
-//! What a step asks before it is made, and what a claim does that was placed before it.
+//! The checks before a step, and claims that were placed before the step.
 
 use std::fmt;
 use std::sync::Arc;

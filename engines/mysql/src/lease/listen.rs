@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use fencelock_core::engine::Claim;
-use fencelock_core::support::Mutex;
+use fencelock_core::support::{Backoff, Mutex};
 use fencelock_core::{BootInstant, ClaimId, Clock, Error, LockName, Result, Tokens};
 use fencelock_sql::server::{Message, PushedGrant};
 use mysql_async::Row;
@@ -122,7 +122,7 @@ impl Listener {
 
 /// Keeps an ear while there are waiters.
 async fn listen(heard: Arc<Heard>) {
-    let mut pause = PAUSES.0;
+    let mut pauses = Backoff::new(PAUSES.0, PAUSES.1);
     loop {
         heard.until_some_wait().await;
         let begun = Clock::Boot.now();
@@ -135,10 +135,9 @@ async fn listen(heard: Arc<Heard>) {
         };
         tracing::debug!(%error, "not listening; waiters here poll");
         if Clock::Boot.now().since(begun) > WORKED {
-            pause = PAUSES.0;
+            pauses.reset();
         }
-        tokio::time::sleep(pause.mul_f32(0.5 + fastrand::f32())).await;
-        pause = (pause * 2).min(PAUSES.1);
+        tokio::time::sleep(pauses.next_pause()).await;
     }
 }
 
