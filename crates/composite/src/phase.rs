@@ -13,6 +13,14 @@ use std::fmt;
 /// | `Hush` | is not given | | both |
 /// | `BothNew` | old, then new | new | new |
 /// | `New` | new | new | new |
+///
+/// ```
+/// use fencelock_composite::Phase;
+///
+/// assert_eq!(Phase::from_number(2), Some(Phase::Hush));
+/// assert_eq!(Phase::Hush.to_string(), "2 (hush: nothing is granted)");
+/// assert!(Phase::Old.is_an_end() && Phase::Old < Phase::New);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Phase {

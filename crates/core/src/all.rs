@@ -231,6 +231,17 @@ pub struct Guards(Vec<Guard>);
 
 impl Guards {
     /// Whether all locks are certainly held at this instant; see [`Guard::is_valid`].
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let guards = client.lock_all(["from", "to"]).await?;
+    /// assert!(guards.is_valid());
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn is_valid(&self) -> bool {
         self.first_invalid().is_none()
@@ -241,6 +252,17 @@ impl Guards {
     }
 
     /// How long all locks are certainly held if no renewal succeeds from now on.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let guards = client.lock_all(["from", "to"]).await?;
+    /// assert!(guards.remaining() > std::time::Duration::ZERO);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn remaining(&self) -> Duration {
         let remaining = self.0.iter().map(Guard::remaining);
@@ -285,6 +307,18 @@ impl Guards {
     }
 
     /// The guards, in the order of their names.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let guards = client.lock_all(["to", "from"]).await?;
+    /// let names: Vec<_> = guards.iter().map(|guard| guard.name().as_str()).collect();
+    /// assert_eq!(names, ["from", "to"]);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn iter(&self) -> std::slice::Iter<'_, Guard> {
         self.0.iter()
     }
@@ -307,6 +341,18 @@ impl Guards {
     }
 
     /// The fencing token of one of the locks. Tokens of different names are not comparable.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let guards = client.lock_all(["from", "to"]).await?;
+    /// assert_eq!(guards.token("to"), guards.get("to").map(Guard::token));
+    /// assert_eq!(guards.token("other"), None);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn token(&self, name: &str) -> Option<Token> {
         self.get(name).map(Guard::token)

@@ -1,4 +1,4 @@
-//! The guard: a lock that is held.
+//! The guard: a lock that is held. (Long by its examples.)
 
 use std::convert::Infallible;
 use std::fmt;
@@ -54,6 +54,17 @@ impl Guard {
     }
 
     /// The lock.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let guard = client.lock("report").await?;
+    /// assert_eq!(guard.name().as_str(), "report");
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn name(&self) -> &LockName {
         &self.hold().claim.name
@@ -79,24 +90,70 @@ impl Guard {
     }
 
     /// How the lock is held.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let guard = client.lock("report").shared().await?;
+    /// assert_eq!(guard.mode(), Mode::Shared);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn mode(&self) -> Mode {
         self.hold().mode()
     }
 
     /// The claim that holds.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let guard = client.lock("report").await?;
+    /// let sequencer = guard.sequencer().await?;
+    /// assert_eq!(guard.claim_id(), sequencer.claim);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn claim_id(&self) -> ClaimId {
         self.hold().claim.id
     }
 
     /// The owner text that the store has.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let guard = client.lock("report").await?;
+    /// let seen = client.look("report").await?;
+    /// assert_eq!(seen.holders[0].owner, guard.owner());
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn owner(&self) -> &str {
         &self.hold().claim.owner
     }
 
     /// Whether this is a hold of another process that was joined through its owner text.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let guard = client.lock("report").await?;
+    /// assert!(!guard.joined(), "this process took it itself");
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn joined(&self) -> bool {
         self.hold().joined

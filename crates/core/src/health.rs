@@ -28,6 +28,12 @@ pub struct Heartbeat {
 
 impl Heartbeat {
     /// A heartbeat that must be repeated within `most`, from now on.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # use std::time::Duration;
+    /// assert!(Heartbeat::every(Duration::from_secs(60)).is_alive());
+    /// ```
     #[must_use]
     pub fn every(most: Duration) -> Self {
         let last = Arc::new(AtomicU64::new(Clock::Boot.now().as_nanos()));
@@ -35,12 +41,28 @@ impl Heartbeat {
     }
 
     /// Gives a sign of life.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # use std::time::Duration;
+    /// let heart = Heartbeat::every(Duration::from_secs(60));
+    /// // In the work, whenever a part of it is done:
+    /// heart.beat();
+    /// ```
     pub fn beat(&self) {
         self.last
             .store(Clock::Boot.now().as_nanos(), Ordering::SeqCst);
     }
 
     /// Whether the last sign of life is recent enough.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # use std::time::Duration;
+    /// let heart = Heartbeat::every(Duration::ZERO);
+    /// std::thread::sleep(Duration::from_millis(1));
+    /// assert!(!heart.is_alive());
+    /// ```
     #[must_use]
     pub fn is_alive(&self) -> bool {
         let last = BootInstant::from_nanos(self.last.load(Ordering::SeqCst));
@@ -48,6 +70,19 @@ impl Heartbeat {
     }
 
     /// The heartbeat as a check for [`Acquire::healthy`](crate::Acquire::healthy).
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// # use std::time::Duration;
+    /// let heart = Heartbeat::every(Duration::from_secs(60));
+    /// let guard = client.lock("import").healthy(heart.check()).await?;
+    /// heart.beat();
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn check(&self) -> impl Fn() -> bool + Send + Sync + 'static {
         let heart = self.clone();
         move || heart.is_alive()

@@ -81,30 +81,74 @@ struct Waiter {
 
 impl Memory {
     /// A new, empty store.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// assert!(Memory::new().is_empty());
+    /// ```
     #[must_use]
     pub fn new() -> Self {
         Self::with_clock(Clock::Boot)
     }
 
     /// A new, empty store on a clock of the caller's choice.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// // In a runtime with paused time, leases end at once.
+    /// let store = Memory::with_clock(Clock::Tokio(tokio::time::Instant::now()));
+    /// # assert!(store.is_empty());
+    /// # }
+    /// ```
     #[must_use]
     pub fn with_clock(clock: Clock) -> Self {
         Self::on(Arc::default(), clock)
     }
 
     /// The same store again, as another process would open it.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// let store = Memory::new();
+    /// let [one, other] = [&store, &store].map(|store| Client::new(std::sync::Arc::new(store.another())));
+    /// let guard = one?.lock("report").await?;
+    /// assert!(other?.try_lock("report").await.is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn another(&self) -> Self {
         Self::on(Arc::clone(&self.state), self.clock)
     }
 
     /// The number of names about which the store has any data.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// let store = Memory::new();
+    /// let client = Client::new(std::sync::Arc::new(store.another()))?;
+    /// let guard = client.lock("report").await?;
+    /// assert_eq!(store.len(), 1);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn len(&self) -> usize {
         self.state.lock().locks.len()
     }
 
     /// Whether the store has no data about any name.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// assert!(Memory::new().is_empty());
+    /// ```
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0

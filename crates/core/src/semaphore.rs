@@ -61,6 +61,16 @@ impl Client {
 
 impl Semaphore {
     /// How many permits there are.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// assert_eq!(client.semaphore("downloads", 3)?.permits(), 3);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub const fn permits(&self) -> u32 {
         self.of.get()

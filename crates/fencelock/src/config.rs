@@ -43,6 +43,11 @@ impl Config {
     /// # Errors
     /// [`Error::ConfigFile`](crate::Error::ConfigFile), which names the file and the line, if the file cannot be read or has an unknown
     /// key.
+    ///
+    /// ```
+    /// let missing = fencelock::Config::load("/nowhere/fencelock.toml").unwrap_err();
+    /// assert!(missing.to_string().contains("/nowhere/fencelock.toml"));
+    /// ```
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         let stores = Stores::load(path)?;
         Ok(Self { stores })
@@ -78,12 +83,24 @@ impl Config {
     }
 
     /// The name of the file.
+    ///
+    /// ```
+    /// let config = fencelock::Config::read("test.toml", "")?;
+    /// assert_eq!(config.file(), "test.toml");
+    /// # Ok::<(), fencelock::Error>(())
+    /// ```
     #[must_use]
     pub fn file(&self) -> &str {
         self.stores.file()
     }
 
     /// The names of the stores, in order.
+    ///
+    /// ```
+    /// let config = fencelock::Config::read("f", "[store.b]\nurl = \"memory:\"\n[store.a]\nurl = \"memory:\"")?;
+    /// assert_eq!(config.names().collect::<Vec<_>>(), ["a", "b"]);
+    /// # Ok::<(), fencelock::Error>(())
+    /// ```
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.stores.names()
     }
@@ -132,6 +149,15 @@ impl Config {
     }
 
     /// Opens a store; await the result. See [`connect`](crate::connect()).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> fencelock::Result<()> {
+    /// let config = fencelock::Config::read("f", "[store.a]\nurl = \"memory:\"")?;
+    /// let client = config.connect("a").await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn connect(&self, name: &str) -> Connect {
         connect(self.store(name))
     }

@@ -90,6 +90,11 @@ pub struct ShardSet {
 
 impl ShardSet {
     /// A set with this name and no shards yet.
+    ///
+    /// ```
+    /// # use fencelock::ShardSet;
+    /// let set = ShardSet::new("orders").shard("a", 1, "sqlite:a.db").shard("b", 1, "sqlite:b.db");
+    /// ```
     pub fn new(set: impl Into<String>) -> Self {
         let set = set.into();
         let mut url = StoreUrl::new(SCHEME, [""; 0], "");
@@ -117,6 +122,11 @@ impl ShardSet {
     }
 
     /// Sets which part of a name decides on which shard it lies. By default, it is the text within `{…}`.
+    ///
+    /// ```
+    /// # use fencelock::{ShardSet, composite::KeyRule};
+    /// let set = ShardSet::new("orders").key(KeyRule::Slash).shard("a", 1, "sqlite:a.db");
+    /// ```
     pub fn key(mut self, key: KeyRule) -> Self {
         self.key = key;
         self

@@ -44,6 +44,11 @@ pub struct Options {
 impl Options {
     /// The members of one cluster, each `HOST` or `HOST:PORT`; by default port 2379. In a URL:
     /// `etcd://HOST:PORT,HOST:PORT`.
+    ///
+    /// ```
+    /// # use fencelock_etcd::Options;
+    /// let options = Options::new(["e1.internal", "e2.internal", "e3.internal:2379"]);
+    /// ```
     pub fn new(members: impl IntoIterator<Item = impl Into<String>>) -> Self {
         StoreUrl::new("etcd", members, "").into()
     }
@@ -74,6 +79,11 @@ impl Options {
     }
 
     /// Encrypts all connections, and checks the members' certificates (feature `tls`). By default off. In a URL: `etcds://`.
+    ///
+    /// ```
+    /// # use fencelock_etcd::Options;
+    /// let options = Options::new(["e1.internal"]).tls();
+    /// ```
     #[must_use]
     pub fn tls(mut self) -> Self {
         match self.own {

@@ -74,6 +74,11 @@ pub struct Options {
 impl Options {
     /// A database. Of several hosts the client uses the one that takes writes, and finds it again after a switch-over. Each is
     /// `HOST` or `HOST:PORT`; the default port is 3306. In a URL: `mysql://HOST:PORT,HOST:PORT/DATABASE`.
+    ///
+    /// ```
+    /// # use fencelock_mysql::Options;
+    /// let options = Options::new(["db1.internal", "db2.internal:3307"], "locks");
+    /// ```
     pub fn new(
         hosts: impl IntoIterator<Item = impl Into<String>>,
         database: impl Into<String>,

@@ -84,6 +84,11 @@ impl Options {
     /// A database. Each host is `HOST`, `HOST:PORT` or the directory of a socket; the default port is 5432. Of several hosts the
     /// client uses the one that takes writes, and finds it again after a switch-over. In a URL:
     /// `postgres://HOST:PORT,HOST:PORT`.
+    ///
+    /// ```
+    /// # use fencelock_postgres::Options;
+    /// let options = Options::new(["db1.internal", "db2.internal:5433"]).database("locks");
+    /// ```
     pub fn new(hosts: impl IntoIterator<Item = impl Into<String>>) -> Self {
         StoreUrl::new("postgres", hosts, "").into()
     }
@@ -126,6 +131,11 @@ impl Options {
     }
 
     /// The name of the database; by default that of the user. In a URL: the path.
+    ///
+    /// ```
+    /// # use fencelock_postgres::Options;
+    /// let options = Options::new(["db1.internal"]).database("locks");
+    /// ```
     #[must_use]
     pub fn database(mut self, name: impl Into<String>) -> Self {
         match self.own.configs.is_empty() {

@@ -49,6 +49,11 @@ pub struct Options {
 
 impl Options {
     /// One server; by default port 6379. In a URL: `redis://HOST:PORT`.
+    ///
+    /// ```
+    /// # use fencelock_redis::Options;
+    /// let options = Options::new("cache.internal:6379");
+    /// ```
     pub fn new(host: impl Into<String>) -> Self {
         StoreUrl::new("redis", [host], "").into()
     }
@@ -73,6 +78,11 @@ impl Options {
     }
 
     /// A Cluster, of which these are some nodes; by default port 6379. In a URL: `redis+cluster://HOST:PORT,HOST:PORT`.
+    ///
+    /// ```
+    /// # use fencelock_redis::Options;
+    /// let options = Options::cluster(["n1.internal:7000", "n2.internal:7000"]);
+    /// ```
     pub fn cluster(nodes: impl IntoIterator<Item = impl Into<String>>) -> Self {
         StoreUrl::new("redis+cluster", nodes, "").into()
     }
@@ -108,6 +118,11 @@ impl Options {
     }
 
     /// The number of the database of one server; 0 by default. In a URL: the path.
+    ///
+    /// ```
+    /// # use fencelock_redis::Options;
+    /// let options = Options::new("cache.internal").database(3);
+    /// ```
     #[must_use]
     pub fn database(mut self, number: u32) -> Self {
         match self.url.scheme.as_str() {
@@ -122,6 +137,11 @@ impl Options {
 
     /// Encrypts all connections, and checks the servers' certificates (feature `tls`). By default off. In a URL:
     /// `rediss://`.
+    ///
+    /// ```
+    /// # use fencelock_redis::Options;
+    /// let options = Options::new("cache.internal").tls();
+    /// ```
     #[must_use]
     pub fn tls(mut self) -> Self {
         match self.own.is_empty() && self.url.scheme != "redis+unix" {

@@ -1,6 +1,5 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use fencelock_core::engine::{HeldClaim, Renewal};
 use fencelock_core::{BootInstant, Clock, Error, LockName, Mode, Result};
@@ -77,9 +76,6 @@ pub(crate) async fn renew(servers: &Arc<Servers>, held: &[HeldClaim]) -> Vec<Ren
     renewed
 }
 
-/// The shortest time for the answers of other nodes after that of the last one that answered.
-const LEAST_PATIENCE: Duration = Duration::from_millis(25);
-
 /// Renews at all servers at once. `None` for a hold without a reply.
 async fn renew_everywhere(servers: &Servers, held: &[HeldClaim]) -> Vec<Option<Renewal>> {
     let mut renewed: Vec<Option<Renewal>> = held.iter().map(|_| None).collect();
@@ -106,9 +102,6 @@ async fn renew_everywhere(servers: &Servers, held: &[HeldClaim]) -> Vec<Option<R
     let mut shares = stream::select_all(shares);
     // Slightly longer than the response timeout, so that a request without a reply reports that itself.
     let timeout = servers.state.config.response_timeout.mul_f64(1.125);
-    // The caller needs the answer within a part of the lease: it may be a replica that passes it on.
-    let shortest = held.iter().map(|held| held.claim.ttl).min();
-    let timeout = shortest.map_or(timeout, |ttl| timeout.min(ttl / 6).max(LEAST_PATIENCE));
     let mut heard = Clock::Boot.now();
     loop {
         let next = shares.next();

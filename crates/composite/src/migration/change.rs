@@ -33,6 +33,18 @@ pub enum Stepped {
 }
 
 /// How the steps of a [`Migration`] are made.
+///
+/// ```
+/// # use std::time::Duration;
+/// use fencelock_composite::{How, Phase};
+///
+/// let how = How::new("me")
+///     .patience(Duration::from_secs(60))
+///     .quiet(Duration::from_secs(600))
+///     .to(Phase::BothNew)
+///     .tell(&|said| println!("{said}"));
+/// assert!(!how.despite_findings && !how.record_lost);
+/// ```
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct How<'a> {

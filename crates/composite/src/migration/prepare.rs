@@ -16,6 +16,15 @@ use crate::times::Times;
 use crate::unused::check_unused;
 
 /// The settings of the first record.
+///
+/// ```
+/// # use std::time::Duration;
+/// use fencelock_composite::Prepare;
+///
+/// let wanted = Prepare::default().pace(Duration::from_secs(120)).lock_delay(Duration::from_secs(10));
+/// assert_eq!(wanted.tight, Duration::from_secs(2));
+/// assert!(!wanted.replace(true).record_lost(true).lock_delay.is_zero());
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Prepare {
@@ -107,6 +116,26 @@ impl Migration {
     /// [`Error::Config`] if a store belongs to another set, or a lock is held in the new store. [`Error::Unsupported`] if a
     /// store keeps no record or cannot raise its tokens. Where shards are added or removed, [`Error::Config`] if a store is not
     /// one of the old set. Also the errors of the stores, which all must answer.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use std::time::Duration;
+    /// # use fencelock_core::*;
+    /// use fencelock_composite::{Migrate, Phase, Prepare, Stepped};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let (one, other) = (Memory::new(), Memory::new());
+    /// # let moved = || Migrate::between(
+    /// #     ("from", Arc::new(one.another()) as Arc<dyn Engine>),
+    /// #     ("to", Arc::new(other.another()) as Arc<dyn Engine>),
+    /// # ).set("orders").migration();
+    /// # let wanted = Prepare::default().pace(Duration::from_millis(300)).tight(Duration::from_millis(100));
+    /// let prepared = moved()?.prepare(&wanted, "me").await?;
+    /// assert_eq!(prepared, Stepped::Done(Phase::Old));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn prepare(&self, wanted: &Prepare, by: &str) -> Result<Stepped> {
         let times = wanted.times()?;
         let opened = self.open().await?;

@@ -55,6 +55,28 @@ impl Migration {
     ///
     /// # Errors
     /// [`Error::Config`] for a store of another set. The errors of the stores if none answers.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use std::time::Duration;
+    /// # use fencelock_core::*;
+    /// use fencelock_composite::{Migrate, Phase, Prepare};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let (one, other) = (Memory::new(), Memory::new());
+    /// # let moved = || Migrate::between(
+    /// #     ("from", Arc::new(one.another()) as Arc<dyn Engine>),
+    /// #     ("to", Arc::new(other.another()) as Arc<dyn Engine>),
+    /// # ).set("orders").migration();
+    /// # let wanted = Prepare::default().pace(Duration::from_millis(300)).tight(Duration::from_millis(100));
+    /// moved()?.prepare(&wanted, "me").await?;
+    /// let status = moved()?.status().await?;
+    /// assert_eq!((status.phase, status.version), (Phase::Old, 1));
+    /// assert_eq!(status.held, Some((0, 0, 0)));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn status(&self) -> Result<Status> {
         let opened = join_all(self.stores.iter().map(|shard| shard.store.open())).await;
         let mut stores = Vec::new();

@@ -22,6 +22,27 @@ impl Migration {
     ///
     /// # Errors
     /// The errors of the stores, which all must answer.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use std::time::Duration;
+    /// # use fencelock_core::*;
+    /// use fencelock_composite::{How, Migrate, Phase, Prepare, Stepped};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let (one, other) = (Memory::new(), Memory::new());
+    /// # let moved = || Migrate::between(
+    /// #     ("from", Arc::new(one.another()) as Arc<dyn Engine>),
+    /// #     ("to", Arc::new(other.another()) as Arc<dyn Engine>),
+    /// # ).set("orders").migration();
+    /// # let wanted = Prepare::default().pace(Duration::from_millis(300)).tight(Duration::from_millis(100));
+    /// moved()?.prepare(&wanted, "me").await?;
+    /// let how = How::new("me").despite_findings(true); // a store in memory has findings
+    /// assert_eq!(moved()?.begin(&how).await?, Stepped::Done(Phase::BothOld));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn begin(&self, how: &How<'_>) -> Result<Stepped> {
         let opened = self.open().await?;
         let stepped = self.walk(&opened, how, Phase::BothOld, |phase| match phase {
@@ -41,6 +62,29 @@ impl Migration {
     /// # Errors
     /// The errors of the stores, which all must answer. [`Error::Invalid`] if `to` is neither [`Phase::BothNew`] nor
     /// [`Phase::New`].
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use std::time::Duration;
+    /// # use fencelock_core::*;
+    /// use fencelock_composite::{How, Migrate, Phase, Prepare, Stepped};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let (one, other) = (Memory::new(), Memory::new());
+    /// # let moved = || Migrate::between(
+    /// #     ("from", Arc::new(one.another()) as Arc<dyn Engine>),
+    /// #     ("to", Arc::new(other.another()) as Arc<dyn Engine>),
+    /// # ).set("orders").migration();
+    /// # let wanted = Prepare::default().pace(Duration::from_millis(300)).tight(Duration::from_millis(100));
+    /// # moved()?.prepare(&wanted, "me").await?;
+    /// # let how = How::new("me").despite_findings(true);
+    /// # moved()?.begin(&how).await?;
+    /// assert_eq!(moved()?.finish(&how).await?, Stepped::Done(Phase::BothNew));
+    /// assert_eq!(moved()?.finish(&how).await?, Stepped::Done(Phase::New));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn finish(&self, how: &How<'_>) -> Result<Stepped> {
         if let Some(to) = how
             .to
@@ -78,6 +122,28 @@ impl Migration {
     ///
     /// # Errors
     /// The errors of the stores, which all must answer.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use std::time::Duration;
+    /// # use fencelock_core::*;
+    /// use fencelock_composite::{How, Migrate, Phase, Prepare, Stepped};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let (one, other) = (Memory::new(), Memory::new());
+    /// # let moved = || Migrate::between(
+    /// #     ("from", Arc::new(one.another()) as Arc<dyn Engine>),
+    /// #     ("to", Arc::new(other.another()) as Arc<dyn Engine>),
+    /// # ).set("orders").migration();
+    /// # let wanted = Prepare::default().pace(Duration::from_millis(300)).tight(Duration::from_millis(100));
+    /// # moved()?.prepare(&wanted, "me").await?;
+    /// # let how = How::new("me").despite_findings(true);
+    /// # moved()?.begin(&how).await?;
+    /// assert_eq!(moved()?.abort(&how).await?, Stepped::Done(Phase::Old));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn abort(&self, how: &How<'_>) -> Result<Stepped> {
         let opened = self.open().await?;
         let stepped = self.abort_opened(&opened, how).await;
@@ -114,6 +180,29 @@ impl Migration {
     ///
     /// # Errors
     /// The errors of the new store. [`Error::Unsupported`] in another phase, because the old store's tokens are not known then.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use std::time::Duration;
+    /// # use fencelock_core::*;
+    /// use fencelock_composite::{How, Migrate, Phase, Prepare, Stepped};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let (one, other) = (Memory::new(), Memory::new());
+    /// # let moved = || Migrate::between(
+    /// #     ("from", Arc::new(one.another()) as Arc<dyn Engine>),
+    /// #     ("to", Arc::new(other.another()) as Arc<dyn Engine>),
+    /// # ).set("orders").migration();
+    /// # let wanted = Prepare::default().pace(Duration::from_millis(300)).tight(Duration::from_millis(100));
+    /// # moved()?.prepare(&wanted, "me").await?;
+    /// # let how = How::new("me").despite_findings(true);
+    /// # moved()?.begin(&how).await?;
+    /// moved()?.finish(&how).await?;
+    /// assert_eq!(moved()?.finish_without_old(&how).await?, Stepped::Done(Phase::New));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn finish_without_old(&self, how: &How<'_>) -> Result<Stepped> {
         if self.maps.sets.is_some() {
             let why = "it works only for one store that replaces another; here shards are added or removed, whose old stores must answer: go on with `fencelock migrate finish`, or back with `fencelock migrate abort`";

@@ -29,18 +29,36 @@ pub struct BootInstant(u64);
 
 impl BootInstant {
     /// An instant from its nanoseconds since the machine was started.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// assert_eq!(BootInstant::from_nanos(7).as_nanos(), 7);
+    /// ```
     #[must_use]
     pub const fn from_nanos(nanos: u64) -> Self {
         Self(nanos)
     }
 
     /// Nanoseconds since the machine was started.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// assert!(Clock::Boot.now().as_nanos() > 0);
+    /// ```
     #[must_use]
     pub const fn as_nanos(self) -> u64 {
         self.0
     }
 
     /// The time from `earlier` to `self`; zero if `earlier` is later.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # use std::time::Duration;
+    /// let (early, late) = (BootInstant::from_nanos(5), BootInstant::from_nanos(7));
+    /// assert_eq!(late.since(early), Duration::from_nanos(2));
+    /// assert_eq!(early.since(late), Duration::ZERO);
+    /// ```
     #[must_use]
     pub const fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
@@ -89,6 +107,12 @@ pub enum Clock {
 
 impl Clock {
     /// The present instant.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// let before = Clock::Boot.now();
+    /// assert!(Clock::Boot.now() >= before);
+    /// ```
     #[must_use]
     pub fn now(self) -> BootInstant {
         match self {
@@ -104,6 +128,17 @@ impl Clock {
     ///
     /// # Cancel safety
     /// May be dropped.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # use std::time::Duration;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// let due = Clock::Boot.now() + Duration::from_millis(2);
+    /// Clock::Boot.sleep_until(due).await;
+    /// assert!(Clock::Boot.now() >= due);
+    /// # }
+    /// ```
     pub async fn sleep_until(self, instant: BootInstant) {
         loop {
             let left = instant.since(self.now());

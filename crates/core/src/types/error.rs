@@ -232,6 +232,12 @@ impl Error {
     }
 
     /// A store's URL or configuration that cannot be used.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// let error = Error::config("redis://db", ConfigPart::Url, "it has an unknown option \"tll\"");
+    /// assert!(matches!(error, Error::Config { part: ConfigPart::Url, .. }));
+    /// ```
     pub fn config(store: impl ToString, part: ConfigPart, why: impl Into<String>) -> Self {
         let (store, why) = (store.to_string(), why.into());
         Self::Config { store, part, why }
@@ -251,12 +257,24 @@ impl Error {
     }
 
     /// Something that an engine does not promise.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// let error = Error::unsupported("etcd://e1", "a shared hold", "this store has none");
+    /// assert!(!error.is_retryable());
+    /// ```
     pub fn unsupported(store: impl ToString, what: &'static str, why: impl Into<String>) -> Self {
         let (store, why) = (store.to_string(), why.into());
         Self::Unsupported { store, what, why }
     }
 
     /// No answer from the store.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// let error = Error::unavailable("redis://db", "taking lock report", "no answer within 2s");
+    /// assert!(error.is_away() && error.is_retryable());
+    /// ```
     pub fn unavailable(
         store: impl ToString,
         action: impl Into<String>,
@@ -271,12 +289,23 @@ impl Error {
     }
 
     /// An answer that is not final: an earlier request of the same claim may still take effect.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// assert!(Error::unsettled("redis://db", "releasing lock report").is_retryable());
+    /// ```
     pub fn unsettled(store: impl ToString, action: impl Into<String>) -> Self {
         let cause = "an earlier request may still take effect";
         Self::unavailable(store, action, cause)
     }
 
     /// The store refuses this user.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// let error = Error::refused("redis://db", "taking lock report", "NOPERM");
+    /// assert!(!error.is_retryable());
+    /// ```
     pub fn refused(
         store: impl ToString,
         action: impl Into<String>,
@@ -291,12 +320,27 @@ impl Error {
     }
 
     /// Something stored that is not a lock that this version understands.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # fn main() -> Result<()> {
+    /// let error = Error::not_a_lock("redis://db", &LockName::new("report")?, "it is a list");
+    /// assert!(matches!(error, Error::NotALock { .. }));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn not_a_lock(store: impl ToString, name: &LockName, why: impl Into<String>) -> Self {
         let (store, name, why) = (store.to_string(), name.clone(), why.into());
         Self::NotALock { store, name, why }
     }
 
     /// A bug, here or in the store's driver.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// let error = Error::internal("redis://db", "a reply that no version sends");
+    /// assert!(matches!(error, Error::Internal { .. }));
+    /// ```
     pub fn internal(store: impl ToString, why: impl Into<String>) -> Self {
         let (store, why) = (store.to_string(), why.into());
         Self::Internal { store, why }

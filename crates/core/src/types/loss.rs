@@ -49,6 +49,11 @@ pub enum LossReason {
 
 impl LossReason {
     /// The reason as one word, for metrics and logs.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// assert_eq!(LossReason::TakenAway.as_str(), "taken_away");
+    /// ```
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {

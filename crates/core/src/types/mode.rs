@@ -30,6 +30,11 @@ pub enum Mode {
 
 impl Mode {
     /// The mode's letter in sequencers and in stores: `x`, `s` or `p`.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// assert_eq!(Mode::Shared.letter(), 's');
+    /// ```
     #[must_use]
     pub const fn letter(self) -> char {
         match self {
@@ -40,6 +45,11 @@ impl Mode {
     }
 
     /// The mode as a word, as in `show --json`.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// assert_eq!(Mode::Shared.as_str(), "shared");
+    /// ```
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -77,6 +87,11 @@ pub enum Release {
 
 impl Release {
     /// The outcome as one word, for metrics and logs.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// assert_eq!(Release::NotOwner.as_str(), "not_owner");
+    /// ```
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {

@@ -55,6 +55,14 @@ impl LockName {
     }
 
     /// The name as text.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # fn main() -> Result<()> {
+    /// assert_eq!(LockName::new("report")?.as_str(), "report");
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0

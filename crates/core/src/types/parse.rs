@@ -12,6 +12,12 @@ impl LockName {
     ///
     /// # Errors
     /// [`Error::Invalid`] if it is empty, longer than 512 bytes, or has a control character.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// assert!(LockName::new("orders/7").is_ok());
+    /// assert!(LockName::new("").is_err());
+    /// ```
     pub fn new(name: &str) -> Result<Self> {
         Self::checked(name).map_err(|bad| Error::invalid("lock name", bad.shown, bad.why))
     }

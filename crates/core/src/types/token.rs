@@ -34,6 +34,11 @@ impl Token {
     pub const END: Self = Self(1 << 53);
 
     /// The token as a number.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// assert_eq!(Token(34).get(), 34);
+    /// ```
     #[must_use]
     pub const fn get(self) -> u64 {
         self.0
@@ -65,18 +70,34 @@ pub struct Tokens {
 
 impl Tokens {
     /// The tokens of a grant of `count` tokens.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// let tokens = Tokens::new(Token(34), 3);
+    /// assert_eq!((tokens.first, tokens.count), (Token(34), 3));
+    /// ```
     #[must_use]
     pub const fn new(first: Token, count: u32) -> Self {
         Self { first, count }
     }
 
     /// The single token of a grant.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// assert_eq!(Tokens::one(Token(34)), Tokens::new(Token(34), 1));
+    /// ```
     #[must_use]
     pub const fn one(first: Token) -> Self {
         Self::new(first, 1)
     }
 
     /// Whether `token` is one of these.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// assert!(Tokens::new(Token(34), 2).contains(Token(35)));
+    /// ```
     #[must_use]
     pub const fn contains(self, token: Token) -> bool {
         token.0 >= self.first.0 && token.0 - self.first.0 < self.count as u64
@@ -119,6 +140,15 @@ impl ClaimIds {
     ///
     /// # Errors
     /// [`Error::Internal`] if the operating system has no random numbers.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # fn main() -> Result<()> {
+    /// let (one, other) = (ClaimIds::new()?, ClaimIds::new()?);
+    /// assert_ne!(one.next(), other.next());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn new() -> Result<Self, Error> {
         let mut drawn = [0; 10];
         getrandom::fill(&mut drawn).map_err(|e| {
@@ -131,6 +161,12 @@ impl ClaimIds {
     }
 
     /// A source whose ids begin with these bytes, which no other source may use.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// let id = ClaimIds::with([7; 10]).next();
+    /// assert_eq!(id.as_bytes()[..10], [7; 10]);
+    /// ```
     #[must_use]
     pub const fn with(drawn: [u8; 10]) -> Self {
         let count = AtomicU64::new(0);
@@ -138,6 +174,12 @@ impl ClaimIds {
     }
 
     /// A new id.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// let ids = ClaimIds::with([7; 10]);
+    /// assert_ne!(ids.next(), ids.next());
+    /// ```
     pub fn next(&self) -> ClaimId {
         let count = self.count.fetch_add(1, Ordering::Relaxed).to_be_bytes();
         let mut id = [0; 16];
@@ -149,12 +191,23 @@ impl ClaimIds {
 
 impl ClaimId {
     /// An id from its bytes.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// let id = ClaimId::from_bytes([1; 16]);
+    /// assert_eq!(id.to_string(), "01".repeat(16));
+    /// ```
     #[must_use]
     pub const fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(bytes)
     }
 
     /// The id's bytes.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// assert_eq!(ClaimId::from_bytes([1; 16]).as_bytes(), &[1; 16]);
+    /// ```
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; 16] {
         &self.0

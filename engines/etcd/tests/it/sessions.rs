@@ -442,7 +442,8 @@ async fn more_holds_than_fit_in_one_session() {
     let one = client(&etcd).await;
     let hold = |i| {
         let (one, name) = (one.clone(), format!("{long}{i}"));
-        tokio::spawn(async move { one.lock(&name).ttl(Duration::from_secs(10)).await })
+        // Longer than a busy machine stalls.
+        tokio::spawn(async move { one.lock(&name).ttl(Duration::from_secs(20)).await })
     };
     let mut guards = Vec::new();
     for hold in (0..HOLDS).map(hold).collect::<Vec<_>>() {
@@ -450,11 +451,13 @@ async fn more_holds_than_fit_in_one_session() {
     }
     let before: Vec<_> = guards.iter().map(fencelock::Guard::valid_until).collect();
     until("all are renewed", async || {
+        if let Some(lost) = guards.iter().find(|guard| !guard.is_valid()) {
+            panic!("lost: {:?}", lost.lost().await);
+        }
         let mut each = guards.iter().zip(&before);
         each.all(|(guard, before)| guard.valid_until() > *before)
     })
     .await;
-    assert!(guards.iter().all(fencelock::Guard::is_valid));
     // Two sessions, and more if the server was slow: a session in doubt takes no new hold.
     let sessions = etcd.leases().unwrap().len();
     assert!((2..20).contains(&sessions), "{sessions} sessions");

