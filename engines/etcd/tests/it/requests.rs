@@ -33,7 +33,12 @@ async fn watching(etcd: &Etcd, count: u64) {
         open.unwrap() == count
     })
     .await;
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    let mut last = 0;
+    until("no client sends more", async || {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        std::mem::replace(&mut last, requests(etcd)) == last
+    })
+    .await;
 }
 
 #[tokio::test]
