@@ -19,7 +19,7 @@ use crate::ctx::Ctx;
 use crate::subject::Subject;
 
 /// How long a case may take before it counts as hung.
-const LIMIT: Duration = Duration::from_secs(90);
+const LIMIT: Duration = Duration::from_secs(200);
 
 /// How many cases run at once by default: they mostly wait.
 const THREADS: usize = 8;
