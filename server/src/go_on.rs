@@ -300,12 +300,11 @@ async fn renew_lane(
             .carry(Renewer::renew_many(engine, here, visits))
             .await?;
         let mut renewals = renewals.into_iter();
-        let no_answer = || Error::internal(&replica.engine, "a renewal had no answer");
         let renewals = checked.into_iter().map(|checked| {
             checked?;
             Ok(renewals
                 .next()
-                .unwrap_or_else(|| Renewal::Unknown(no_answer())))
+                .unwrap_or_else(|| replica.renewer.no_answer()))
         });
         Ok::<_, Refusal>(renewals.collect::<Vec<_>>())
     };

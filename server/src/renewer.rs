@@ -98,7 +98,8 @@ impl Renewer {
         }
     }
 
-    fn no_answer(&self) -> Renewal {
+    /// The outcome of a renewal that the engine did not answer.
+    pub(crate) fn no_answer(&self) -> Renewal {
         Renewal::Unknown(Error::internal(&self.engine, "a renewal had no answer"))
     }
 }
