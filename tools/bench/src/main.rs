@@ -78,7 +78,7 @@ impl Server {
         Ok(match kind {
             Kind::Mariadb => Self::MariaDb(Box::new(MariaDb::start()?)),
             Kind::Postgres => Self::Postgres(Box::new(Postgres::start()?)),
-            Kind::Etcd => Self::Etcd(Box::new(Etcd::start()?)),
+            Kind::Etcd => Self::Etcd(Box::new(Etcd::builder().fsync().start()?)),
             Kind::Zookeeper => Self::ZooKeeper(Box::new(ZooKeeper::start()?)),
         })
     }

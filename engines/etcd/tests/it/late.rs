@@ -27,7 +27,7 @@ impl Ways {
         second.refuse(true).unwrap();
         let ports = (first.port(), second.port());
         let url = format!(
-            "etcd://127.0.0.1:{},127.0.0.1:{}?response-timeout=2s",
+            "etcd://127.0.0.1:{},127.0.0.1:{}?response-timeout=3s",
             ports.0, ports.1
         );
         let engine = fencelock::open_engine(&url).await.unwrap();

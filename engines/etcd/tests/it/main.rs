@@ -44,6 +44,12 @@ pub(crate) async fn client(etcd: &Etcd) -> Client {
     fencelock::connect(etcd.url()).await.unwrap()
 }
 
+/// A client that repeats no request because a busy machine is slow to answer.
+pub(crate) async fn patient_client(etcd: &Etcd) -> Client {
+    let url = format!("{}?response-timeout=20s", etcd.url());
+    fencelock::connect(&url).await.unwrap()
+}
+
 pub(crate) fn token_of(standing: &Standing) -> Token {
     match standing {
         Standing::Held(grant) => grant.tokens.first,

@@ -6,7 +6,7 @@ use fencelock::{Client, Error};
 use fencelock_testbed::{Etcd, Flow, Proxy};
 use futures_util::future::join_all;
 
-use crate::{client, soon, until, wait_for, waiters};
+use crate::{patient_client, soon, until, wait_for, waiters};
 
 /// The number of requests that the server got so far. All watches of a client are one stream, so its messages are
 /// counted.
@@ -44,7 +44,7 @@ async fn watching(etcd: &Etcd, count: u64) {
 #[tokio::test]
 async fn one_transaction_takes_and_one_releases() {
     let etcd = Etcd::start().unwrap();
-    let one = client(&etcd).await;
+    let one = patient_client(&etcd).await;
     // The first lock begins the session and the mailbox, and raises the token base.
     one.lock("warm").await.unwrap().release().await.unwrap();
     watching(&etcd, 2).await;
@@ -66,7 +66,7 @@ async fn one_transaction_takes_and_one_releases() {
 #[tokio::test]
 async fn a_taken_lock_costs_one_more_request_only_once() {
     let etcd = Etcd::start().unwrap();
-    let (holder, other) = (client(&etcd).await, client(&etcd).await);
+    let (holder, other) = (patient_client(&etcd).await, patient_client(&etcd).await);
     other.lock("warm").await.unwrap().release().await.unwrap();
     let guard = holder.lock("a").await.unwrap();
     watching(&etcd, 4).await;
@@ -86,10 +86,10 @@ async fn a_taken_lock_costs_one_more_request_only_once() {
 
 /// All wait, then each holds the lock once. Returns the requests and the time for each hand-off.
 async fn drain(etcd: &Etcd, count: usize) -> (f64, Duration) {
-    let holder = client(etcd).await;
+    let holder = patient_client(etcd).await;
     let mut clients: Vec<Client> = Vec::new();
     for _ in 0..count {
-        clients.push(client(etcd).await);
+        clients.push(patient_client(etcd).await);
     }
     let guard = holder.lock("contended").await.unwrap();
     let waiting: Vec<_> = clients
@@ -141,7 +141,7 @@ async fn no_watch_begins_in_history() {
         while watch.message().await.unwrap().unwrap().events().is_empty() {}
         from_history.push(begun.elapsed());
     }
-    let (one, two) = (client(&etcd).await, client(&etcd).await);
+    let (one, two) = (patient_client(&etcd).await, patient_client(&etcd).await);
     let mut ours = Vec::new();
     for _ in 0..TIMES {
         let guard = one.lock("a").await.unwrap();
@@ -165,9 +165,9 @@ async fn no_watch_begins_in_history() {
 async fn waiting_costs_nothing_while_others_are_busy() {
     let etcd = Etcd::start().unwrap();
     let (holder, waiter, busy) = (
-        client(&etcd).await,
-        client(&etcd).await,
-        client(&etcd).await,
+        patient_client(&etcd).await,
+        patient_client(&etcd).await,
+        patient_client(&etcd).await,
     );
     let guard = holder.lock("a").await.unwrap();
     let waiting = wait_for(&waiter, "a");
@@ -193,7 +193,7 @@ async fn waiting_costs_nothing_while_others_are_busy() {
 #[tokio::test]
 async fn names_with_slashes_are_independent_locks() {
     let etcd = Etcd::start().unwrap();
-    let one = client(&etcd).await;
+    let one = patient_client(&etcd).await;
     let mut guards = Vec::new();
     for name in ["/a/b", "/a", "/ab", "/a/", "a", "a%2Fb", "a/b"] {
         guards.push(soon(name, one.try_lock(name)).await.unwrap());
@@ -205,7 +205,7 @@ async fn names_with_slashes_are_independent_locks() {
 async fn one_keepalive_serves_all_holds() {
     const HOLDS: usize = 200;
     let etcd = Etcd::start().unwrap();
-    let one = client(&etcd).await;
+    let one = patient_client(&etcd).await;
     let mut guards = Vec::new();
     for i in 0..HOLDS {
         let request = one.lock(&format!("a/{i}")).ttl(Duration::from_secs(3));

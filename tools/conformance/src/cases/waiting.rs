@@ -170,7 +170,9 @@ async fn without_renewal_waiting_uses_up_nothing_of_the_ttl(ctx: Ctx) {
 
 async fn a_refresh_may_shorten(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
-    let guard = one.lock(&name).renew(false).await.unwrap();
+    // Longer than the case waits for the next holder.
+    let long = Duration::from_secs(120);
+    let guard = one.lock(&name).ttl(long).renew(false).await.unwrap();
     // A renewal waits a quarter of the ttl for its answer.
     let short = ctx.ttl(800);
     guard.refresh(short).await.unwrap();

@@ -6,6 +6,7 @@
 pub struct EtcdBuilder {
     pub(super) members: usize,
     pub(super) tls: bool,
+    pub(super) fsync: bool,
     pub(super) client_certificates: bool,
     pub(super) user: Option<(String, String)>,
     pub(super) rights: Vec<String>,
@@ -23,6 +24,13 @@ impl EtcdBuilder {
     pub fn client_certificates(mut self) -> Self {
         self.client_certificates = true;
         self.tls()
+    }
+
+    /// The servers flush every change to the disk before they confirm it, as they do by default. Otherwise they leave that to
+    /// the kernel: changes survive the end of a server, but not of the machine, and a busy disk does not slow the servers down.
+    pub fn fsync(mut self) -> Self {
+        self.fsync = true;
+        self
     }
 
     /// Clients must name a user and a password. The user may read and write keys that begin with `fencelock/`.

@@ -50,6 +50,7 @@ impl EtcdBuilder {
         let etcd = Etcd {
             server,
             tls: self.tls,
+            fsync: self.fsync,
             client_certificates: self.client_certificates,
             user: self.user,
             rights: self.rights,
@@ -70,6 +71,7 @@ impl EtcdBuilder {
 pub struct Etcd {
     server: PathBuf,
     pub(super) tls: bool,
+    fsync: bool,
     client_certificates: bool,
     pub(super) user: Option<(String, String)>,
     pub(super) rights: Vec<String>,
@@ -131,6 +133,7 @@ impl Etcd {
         EtcdBuilder {
             members,
             tls: false,
+            fsync: false,
             client_certificates: false,
             user: None,
             rights: Vec::new(),
@@ -373,6 +376,9 @@ impl Etcd {
                 "warn",
             ])
             .current_dir(member.dir.path());
+        if !self.fsync {
+            command.arg("--unsafe-no-fsync");
+        }
         if self.tls {
             let dir = &self.members[0].dir;
             command
