@@ -117,8 +117,10 @@ pub(crate) fn released(
     let mode = body.mode.mode(body.permit_count);
     let mode = mode.map_err(|why| Refusal::invalid(why).name(&body.name))?;
     let most = replica.max_ttl();
-    let ttl = Duration::from_millis(body.ttl_ms).clamp(replica.min_ttl().min(most), most);
-    let delay = Duration::from_millis(body.lock_delay_ms).min(most - ttl);
+    let least = replica.min_ttl().min(most);
+    // A request without a ttl comes here with the usual one, which may be too long. The lock-delay must stay whole.
+    let delay = Duration::from_millis(body.lock_delay_ms).min(most - least);
+    let ttl = Duration::from_millis(body.ttl_ms).clamp(least, most - delay);
     Ok(Claim::new(id, caller.owner(""), body.name)
         .mode(mode)
         .ttl(ttl)

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use axum::extract::State;
+use axum::extract::{Request, State};
 use axum::response::Response;
 use fencelock_core::{BootInstant, ClaimId};
 use fencelock_wire::{Batch, BatchBody, BatchOne, MOST_IN_BATCH, Release, Take};
@@ -24,6 +24,21 @@ use crate::take::taking;
 enum Asks {
     Take(Take),
     Release(Release),
+}
+
+/// The handler of the router.
+pub(crate) async fn routed(
+    state: State<Arc<Replica>>,
+    received: Received,
+    caller: Caller,
+    key: Key,
+    request: Request,
+) -> Result<Response, Refusal> {
+    // Before its body, which may be long, is read.
+    caller.must_be_somebody()?;
+    let (parts, body) = request.into_parts();
+    let body = LongJson::read(&parts.headers, body, &state).await?;
+    batch(state, received, caller, key, body).await
 }
 
 pub(crate) async fn batch(

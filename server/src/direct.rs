@@ -100,6 +100,8 @@ impl Direct {
                 go_on::release(state, received, caller, Speaks(id), body).await
             }
             Self::Batch => {
+                // Before its body, which may be long, is read.
+                caller.must_be_somebody()?;
                 let body = LongJson::read(headers, body, replica).await?;
                 batch::batch(state, received, caller, key, body).await
             }

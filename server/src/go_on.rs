@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::State;
+use axum::extract::{Request, State};
 use axum::response::Response;
 use fencelock_core::engine::{HeldClaim, Leave, Renewal, Withdrawn};
 use fencelock_core::{BootInstant, ClaimId, Error, LockName, Token};
@@ -241,42 +241,61 @@ pub(crate) async fn releasing(
     Ok(Released { released })
 }
 
-/// Prolongs many holds of one key, with one call of the engine for each lane.
+/// Prolongs many holds of one key, with one call of the engine for each lane. The answer waits for a lane for a sixth of the
+/// shortest ttl, and its client waits twice as long.
 pub(crate) async fn renew_many(
     State(replica): State<Arc<Replica>>,
     Received(received): Received,
     caller: Caller,
     key: Key,
-    LongJson(body): LongJson<RenewMany>,
+    request: Request,
 ) -> Result<Response, Refusal> {
-    let held = all_held(&replica, &caller, &key, body)?;
-    check_once(held.iter().map(|held| held.claim.id))?;
-    if !held.is_empty() {
+    // Before its body, which may be long, is read.
+    caller.must_be_somebody()?;
+    let (parts, body) = request.into_parts();
+    let LongJson(body) = LongJson::read(&parts.headers, body, &replica).await?;
+    let asked = all_asked(&replica, &caller, &key, body)?;
+    check_once(asked.iter().map(|(claim, _)| *claim))?;
+    let count = asked.len();
+    let mut renewed: Vec<(usize, RenewedOne)> = Vec::with_capacity(count);
+    let mut lanes: BTreeMap<u32, (Vec<usize>, Vec<HeldClaim>)> = BTreeMap::new();
+    let mut shortest = Duration::MAX;
+    let mut all_refused = None;
+    for (at, (claim, asked)) in asked.into_iter().enumerate() {
+        match asked {
+            Ok(held) => {
+                shortest = shortest.min(held.claim.ttl);
+                let lane = replica.engine.lane(&held.claim.name);
+                let (places, part) = lanes.entry(lane).or_default();
+                places.push(at);
+                part.push(held);
+            }
+            Err(refusal) => {
+                replica.metrics.renewed("unknown");
+                let detail = refusal.problem().detail.clone();
+                renewed.push((at, RenewedOne::Unknown { claim, detail }));
+                all_refused.get_or_insert(refusal);
+            }
+        }
+    }
+    // A status would end the renewal of all other holds too, so it is only for a request of which nothing is left.
+    if let Some(refusal) = all_refused.filter(|_| lanes.is_empty()) {
+        return Err(refusal);
+    }
+    if !lanes.is_empty() {
         caller.note_renewal();
     }
-    let mut lanes: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
-    for (at, held) in held.iter().enumerate() {
-        let lane = replica.engine.lane(&held.claim.name);
-        lanes.entry(lane).or_default().push(at);
-    }
-    let patience = (lanes.len() > 1).then(|| patience(&held));
-    let parts = lanes.values().map(|places| {
-        let part: Vec<_> = places.iter().map(|at| held[*at].clone()).collect();
-        renew_lane(&replica, part, received, patience)
-    });
-    let mut renewed: Vec<(usize, RenewedOne)> = Vec::with_capacity(held.len());
-    for (places, part) in lanes.values().zip(join_all(parts).await) {
-        renewed.extend(places.iter().copied().zip(part?));
+    let patience = (lanes.len() > 1).then(|| (shortest / 6).max(LEAST_PATIENCE));
+    let (places, parts): (Vec<_>, Vec<_>) = lanes.into_values().unzip();
+    let parts = parts
+        .into_iter()
+        .map(|part| renew_lane(&replica, part, received, patience));
+    for (places, part) in places.into_iter().zip(join_all(parts).await) {
+        renewed.extend(places.into_iter().zip(part?));
     }
     renewed.sort_unstable_by_key(|(at, _)| *at);
     let claims = renewed.into_iter().map(|(_, renewed)| renewed).collect();
     Ok(json(StatusCode::OK, &RenewedMany { claims }))
-}
-
-/// How long an answer about many holds waits for a lane of the store. The client waits twice as long for the answer.
-fn patience(held: &[HeldClaim]) -> Duration {
-    let shortest = held.iter().map(|held| held.claim.ttl).min();
-    (shortest.unwrap_or_default() / 6).max(LEAST_PATIENCE)
 }
 
 /// Prolongs holds of one lane. After `patience` their outcome is unknown, and the call goes on.
@@ -348,25 +367,27 @@ async fn enter_all(replica: &Replica, held: &[HeldClaim]) -> Vec<Visit> {
     visits.into_iter().map(|(_, visit)| visit).collect()
 }
 
-fn all_held(
+/// What each renewal asks for, or why it is refused: for example because its caller has lost the right to this one lock.
+fn all_asked(
     replica: &Replica,
     caller: &Caller,
     key: &Key,
     body: RenewMany,
-) -> Result<Vec<HeldClaim>, Refusal> {
+) -> Result<Vec<(ClaimId, Result<HeldClaim, Refusal>)>, Refusal> {
     let count = body.claims.len();
     if count > MOST_RENEWALS {
         let detail =
             format!("{count} claims are too many for one request; {MOST_RENEWALS} are allowed");
         return Err(Refusal::invalid(detail));
     }
-    let held = body.claims.into_iter().map(|one| {
+    let asked = body.claims.into_iter().map(|one| {
         key.check(&one.claim)?;
         let (id, token, shorten) = (one.claim, token(one.token)?, one.shorten);
-        let claim = Asked::from(one).claim(id, replica, caller)?;
-        Ok(HeldClaim::new(claim, token).shorten(shorten))
+        let claim = Asked::from(one).claim(id, replica, caller);
+        let held = claim.map(|claim| HeldClaim::new(claim, token).shorten(shorten));
+        Ok((id, held))
     });
-    held.collect()
+    asked.collect()
 }
 
 fn answer(
@@ -389,6 +410,7 @@ fn answer(
                 return RenewedOne::Lost { claim };
             };
             kept(replica, claim, &held.claim.name, held.token, until);
+            replica.hear(&Ok(()));
             RenewedOne::Held {
                 claim,
                 token: held.token,

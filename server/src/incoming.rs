@@ -191,7 +191,8 @@ impl<T: DeserializeOwned> FromRequest<Arc<Replica>> for Json<T> {
     }
 }
 
-/// A body of JSON of `POST /v1/renewals` and `POST /v1/batch`, which may be longer.
+/// A body of JSON of `POST /v1/renewals` and `POST /v1/batch`, which may be longer. So it is read only for callers that may do
+/// something here.
 #[derive(Debug)]
 pub(crate) struct LongJson<T>(pub(crate) T);
 
@@ -203,15 +204,6 @@ impl<T: DeserializeOwned> LongJson<T> {
     ) -> Result<Self, Refusal> {
         let limit = replica.config.limits.renewals_body;
         Ok(Self(read_json(headers, body, replica, limit).await?))
-    }
-}
-
-impl<T: DeserializeOwned> FromRequest<Arc<Replica>> for LongJson<T> {
-    type Rejection = Refusal;
-
-    async fn from_request(request: Request, replica: &Arc<Replica>) -> Result<Self, Refusal> {
-        let (parts, body) = request.into_parts();
-        Self::read(&parts.headers, body, replica).await
     }
 }
 

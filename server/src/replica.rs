@@ -170,7 +170,7 @@ impl Replica {
         match self.pulse.stood_still_since(received) {
             false => Ok(()),
             true => {
-                let detail = "this replica stood still after it had read the request, and sent nothing to the store; ask again";
+                let detail = "this replica stood still after it had read the request, and has sent nothing to the store since; ask again";
                 Err(Refusal::new(Kind::Unavailable, detail))
             }
         }

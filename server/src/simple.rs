@@ -216,8 +216,8 @@ impl Taking {
         let replica = &self.replica;
         let mut waited = false;
         let mut refused = pin!(self.caller.loses(Right::Take, &self.claim.name));
+        replica.check_fresh(self.received)?;
         loop {
-            replica.check_fresh(self.received)?;
             if let Some(bound) = &replica.bound {
                 let placing = bound.placing(&self.claim, replica.clock.now() + replica.window);
                 placing.map_err(|_| self.held())?;
@@ -271,6 +271,7 @@ impl Taking {
                 lease,
                 ..
             } => {
+                self.replica.hear(&Ok(()));
                 let until = counted_from + lease;
                 let told = self.replica.tells(self.claim.id, token, until);
                 let told = told.ok_or_else(grant_ended)?;

@@ -71,6 +71,7 @@ export class Client {
   private readonly service: Service;
   private readonly owner: string;
   private readonly held = new Set<Lock>();
+  private readonly requests = new Set<Promise<Lock>>();
   private readonly closed = new AbortController();
 
   constructor(urls: string | string[], options: ClientOptions = {}) {
@@ -119,6 +120,8 @@ export class Client {
   /** Cancels waiting requests, releases all locks, and waits until the releases are confirmed. */
   async close(): Promise<void> {
     this.closed.abort(new FencelockError("the client was closed"));
+    // A request that was cancelled leaves the queue, or releases what it was granted.
+    await Promise.allSettled(this.requests);
     await Promise.all([...this.held].map((lock) => lock[Symbol.asyncDispose]()));
     while (this.service.background.size > 0) await Promise.all(this.service.background);
     this.service.transport.close();
@@ -150,7 +153,9 @@ export class Client {
     sources.forEach((source) => source.addEventListener("abort", abort));
     try {
       stop.signal.throwIfAborted();
-      return await work(stop.signal);
+      const request = work(stop.signal);
+      this.requests.add(request);
+      return await request.finally(() => this.requests.delete(request));
     } finally {
       sources.forEach((source) => source.removeEventListener("abort", abort));
     }

@@ -206,8 +206,10 @@ impl Migrate {
 /// Reads the records of all stores that answer. At least one must have the record.
 async fn read_first(state: &State) -> Result<()> {
     let stores = 0..state.members.len();
-    let mut reads: FuturesUnordered<_> = stores.map(|store| state.read(store)).collect();
+    let read = async |store: usize| (store, state.read(store).await);
+    let mut reads: FuturesUnordered<_> = stores.map(read).collect();
     let mut away = None;
+    let mut refused = Vec::new();
     let mut answered = false;
     loop {
         let read = match answered {
@@ -219,10 +221,21 @@ async fn read_first(state: &State) -> Result<()> {
         };
         match read {
             None => break,
-            Some(Ok(())) => answered |= state.knowledge.now().is_some(),
-            Some(Err(error @ Error::Unavailable { .. })) => away = away.or(Some(error)),
-            Some(Err(error)) => return Err(error),
+            Some((_, Ok(()))) => answered |= state.knowledge.now().is_some(),
+            Some((_, Err(error @ Error::Unavailable { .. }))) => away = away.or(Some(error)),
+            Some((store, Err(error))) => refused.push((store, error)),
         }
+    }
+    let known = state.knowledge.now();
+    for (store, error) in refused {
+        // A store that was given back may belong to another set by now.
+        let is_used = known
+            .as_ref()
+            .is_none_or(|now| now.known.is_used(&state.ids[store]));
+        if is_used {
+            return Err(error);
+        }
+        tracing::debug!(%error, "a store that no lock needs now has no record of this set");
     }
     match (state.knowledge.now(), away) {
         (Some(_), _) => Ok(()),

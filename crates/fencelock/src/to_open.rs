@@ -111,15 +111,18 @@ impl ToOpen {
     async fn patiently(&self, most: Duration) -> Result<Arc<dyn Engine>> {
         let until = Instant::now() + most;
         let mut pauses = Backoff::new(PAUSES.0, PAUSES.1);
-        let mut pause = pauses.next_pause();
         // Only the engine limits the time of the first attempt.
         let mut last = match self.attempt().await {
             Err(error @ Error::Unavailable { .. }) => error,
             opened => return opened,
         };
-        while Instant::now() + pause < until {
-            sleep(pause).await;
-            pause = pauses.next_pause();
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if left < PAUSES.0 {
+                break;
+            }
+            // Near the end the pauses are shorter, so that the whole time is used.
+            sleep(pauses.next_pause().min(left / 2)).await;
             match timeout_at(until, self.options.open()).await {
                 Ok(Err(error @ Error::Unavailable { .. })) => last = error,
                 Ok(opened) => return opened,

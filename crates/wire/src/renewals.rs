@@ -94,7 +94,7 @@ pub enum RenewedOne {
         #[cfg_attr(feature = "openapi", schema(value_type = schema::ClaimId))]
         claim: ClaimId,
     },
-    /// The store did not answer. The earlier validity is unchanged.
+    /// The store did not answer, or the service refuses this renewal. The earlier validity is unchanged.
     Unknown {
         /// The claim.
         #[cfg_attr(feature = "openapi", schema(value_type = schema::ClaimId))]

@@ -6,7 +6,7 @@ use fencelock_server::Server;
 use fencelock_testbed::{Flow, Proxy, Redis};
 use serde_json::{Value, json};
 
-use crate::client::{Client, ask, is_free, look, replica, until, waiters};
+use crate::client::{Client, ask, is_free, look, replica, replica_with, until, waiters};
 
 async fn on(url: &str) -> Server {
     replica(fencelock::open_engine(url).await.unwrap()).await
@@ -178,4 +178,24 @@ async fn what_is_no_lock_is_left_alone() {
     );
     let findings = ask(&at, "GET", "/v1/store/findings", "").await.is(200);
     assert!(findings["findings"].is_array());
+}
+
+/// Neither the grant nor the release names a ttl, and the longest one leaves less than the usual one beside the lock-delay.
+#[tokio::test]
+async fn an_abandoned_hold_keeps_its_lock_delay_whatever_the_longest_ttl() {
+    let mut config = fencelock_server::Config::default();
+    config.limits.max_ttl = Duration::from_secs(30);
+    let redis = Redis::start().unwrap();
+    let engine = fencelock::open_engine(&redis.url()).await.unwrap();
+    let at = replica_with(engine, config).await;
+    let client = Client::new();
+    let id = client.claim();
+    let body = json!({"name": "a", "lock_delay_ms": 20_000});
+    client.put(&at, id, body).await.is(200);
+    let body = json!({"name": "a", "lock_delay_ms": 20_000, "how": "abandon"});
+    let path = format!("/v1/claims/{id}/release");
+    let left = client.ask(&at, "POST", &path, &body).await;
+    assert_eq!(left.is(200)["released"], "released");
+    let next = client.put(&at, client.claim(), json!({"name": "a"})).await;
+    next.is_problem(409, "held");
 }

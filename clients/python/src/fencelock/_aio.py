@@ -13,7 +13,7 @@ import ssl
 import sys
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Callable, Dict, Generator, List, Optional, Sequence, Set, Type, Union
+from typing import Any, Callable, Coroutine, Dict, Generator, List, Optional, Sequence, Set, Type, Union
 
 from ._errors import FencelockError, LockHeld, LockLost, LockTimeout, Unavailable
 from ._http import Answer, NoAnswer, now
@@ -120,24 +120,32 @@ class AsyncLock:
             raise FencelockError(f"lock {self.name} belongs to the replica that took it, and cannot be detached from it")
         self.check()
         self._renewals.cancel()
+        try:
+            await self._renew_a_last_time()
+        except BaseException:
+            # It was not detached: its renewals go on.
+            if self._loss is None and not self._released:
+                self._renewals = self._loop.create_task(self._keep())
+            raise
+        self._hand_over()
+        terms = replace(claim.terms, ttl=claim.ttl).wire()
+        return {**terms, "claim": claim.id, "token": self.token, "key": claim.key, "sequencer": self.sequencer}
+
+    async def _renew_a_last_time(self) -> None:
         pauses = Pauses()
         while True:
             self.check()
             try:
-                answer = await claim.renew(self.token, self._renewal_s())
+                answer = await self._claim.renew(self.token, self._renewal_s())
             except NoAnswer:
                 await asyncio.sleep(min(pauses.next(), max(self._until - now(), 0.0)))
                 continue
             if answer.status == 410:
                 self._lose(answer.detail)
             elif answer.status != 200:
-                self._renewals = self._loop.create_task(self._keep())
                 raise refusal(answer)
             self.check()
-            break
-        self._hand_over()
-        terms = replace(claim.terms, ttl=claim.ttl).wire()
-        return {**terms, "claim": claim.id, "token": self.token, "key": claim.key, "sequencer": self.sequencer}
+            return
 
     def _hand_over(self) -> None:
         """Ends renewals, and belief in the lock, but does not release it: whoever has its data goes on with it."""
@@ -313,7 +321,7 @@ class AsyncClient:
         self._service = Service(urls.split(",") if isinstance(urls, str) else list(urls), token, tls, same_store)
         self._owner = owner if owner is not None else f"{socket.gethostname()}:{os.getpid()}"
         self._held: List[AsyncLock] = []
-        self._takes: Set[asyncio.Task[AsyncLock]] = set()
+        self._requests: Set[asyncio.Task[AsyncLock]] = set()
         self._closed = False
 
     def lock(
@@ -358,10 +366,10 @@ class AsyncClient:
     async def attach(self, detached: Dict[str, Any], *, timeout: float = TRY_S) -> AsyncLock:
         """Continues with a lock that another process detached, or that `fencelock take` took. It renews the lock first.
         Raises LockLost if the lock is no longer held, Unavailable if no replica answers in time."""
-        if self._closed:
-            raise FencelockError("the client was closed")
+        return await self._request(self._attach(detached, now() + timeout), AsyncLock._hand_over)
+
+    async def _attach(self, detached: Dict[str, Any], deadline: float) -> AsyncLock:
         terms, token = _terms(detached), int(detached["token"])
-        deadline = now() + timeout
         claim = await self._service.claim(terms, deadline)
         if claim.bound:
             raise FencelockError(f"lock {terms.name} belongs to the replica that took it, and cannot be attached")
@@ -396,31 +404,37 @@ class AsyncClient:
     async def close(self) -> None:
         """Cancels waiting requests, releases all locks, and waits until the releases are confirmed."""
         self._closed = True
-        for take in self._takes:
-            take.cancel()
+        for request in self._requests:
+            request.cancel()
         for lock in list(self._held):
             await lock._leave()
-        while left := self._takes | self._service.background:
+        while left := self._requests | self._service.background:
             await asyncio.wait(left)
         self._service.http.close()
 
     async def _acquire(self, terms: Terms, queue: bool, deadline: float) -> AsyncLock:
+        take = self._take(terms, queue, deadline)
+        return await self._request(take, lambda lock: self._service.run(lock._leave()))
+
+    async def _request(self, work: Coroutine[Any, Any, AsyncLock], undo: Callable[[AsyncLock], Any]) -> AsyncLock:
+        """Runs `work` in a task of its own, which `close` can cancel. If the caller is cancelled when the lock is there already,
+        `undo` gets it."""
         if self._closed:
+            work.close()
             raise FencelockError("the client was closed")
-        # A task of its own, which `close` can cancel.
-        take = asyncio.get_running_loop().create_task(self._take(terms, queue, deadline))
-        self._takes.add(take)
-        take.add_done_callback(self._takes.discard)
+        request = asyncio.get_running_loop().create_task(work)
+        self._requests.add(request)
+        request.add_done_callback(self._requests.discard)
         try:
-            await asyncio.wait({take})
+            await asyncio.wait({request})
         except asyncio.CancelledError:
-            take.cancel()
-            if take.done() and not take.cancelled() and not take.exception():
-                self._service.run(take.result()._leave())
+            request.cancel()
+            if request.done() and not request.cancelled() and not request.exception():
+                undo(request.result())
             raise
-        if take.cancelled():
+        if request.cancelled():
             raise FencelockError("the client was closed")
-        return take.result()
+        return request.result()
 
     def _hold(self, claim: Claim, answer: Answer, sent: float, until: float) -> AsyncLock:
         lock = AsyncLock(claim, answer, sent, until)

@@ -56,8 +56,9 @@ class Lock:
     def detach(self) -> Dict[str, Any]:
         """Renews the lock a last time, and returns it as data that can be written as JSON, for another process to continue
         with (`Client.attach`). From then on it is not held here, and not renewed until it is attached. The lock must
-        have been taken with `detachable=True`. The data has a secret: anybody who has it may renew and release the lock."""
-        return self._client._run(self._lock.detach())
+        have been taken with `detachable=True`. The data has a secret: anybody who has it may renew and release the lock. If an
+        exception such as KeyboardInterrupt ends the call, the lock is still held here, or is released because nobody has its data."""
+        return self._client._run(self._lock.detach(), lambda _: self._lock._claim.leave("release", True))
 
     def __enter__(self) -> Lock:
         if not self.is_valid():
@@ -169,9 +170,17 @@ class Client:
         if self._loop.is_closed():
             return
         self._run(self._client.close())
+        # Calls in other threads end with an error.
+        self._run(self._end_tasks())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    async def _end_tasks(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _run(self, work: Coroutine[Any, Any, T], undo: Optional[Callable[[T], Any]] = None) -> T:
         """Runs `work` in the thread of the loop. If the wait for it is interrupted, it is cancelled, or its result is undone if

@@ -133,7 +133,8 @@ impl Inspect for Moving {
     /// Attests the owner's hold at each store that holds need now, for as long as knowledge of the record carries it. There is no
     /// token if only the holder knows which one it uses.
     async fn attest(&self, name: &LockName, owner: &str) -> Result<Option<(HolderView, Grant)>> {
-        let (now, route) = self.route(name).await?;
+        // The token that is told here may not be an earlier store's: what a new grant needs is needed here too.
+        let (now, route) = self.state().fresh(name).await?;
         let mut found: Option<(HolderView, Grant)> = None;
         let (mut own, mut other) = (None, None);
         for store in route.stores().filter(|store| route.needs(*store)) {
@@ -172,6 +173,12 @@ impl Inspect for Moving {
         }
         if let Some(token) = holder.token {
             grant.tokens.first = token;
+        }
+        let state = self.state();
+        if !state.knowledge.carries_grant(&now, route, state.now()) {
+            let why = "a step of the move came in between, or a store answered late; try again";
+            let action = format!("asking who holds lock {name}");
+            return Err(Error::unavailable(state, action, why));
         }
         Ok(Some((holder, grant)))
     }

@@ -7,7 +7,7 @@ use fencelock_core::engine::{Claim, Leave, Withdrawn};
 use fencelock_core::{BootInstant, Result};
 
 use crate::moving::acquire::withdraw_half;
-use crate::moving::entry::Entry;
+use crate::moving::entry::{Entry, Half};
 use crate::moving::state::State;
 
 /// The pause between two attempts in the background.
@@ -18,30 +18,32 @@ pub(crate) async fn withdraw(state: &Arc<State>, claim: &Claim, how: Leave) -> R
     let Some(entry) = state.entry(&claim.id) else {
         return Ok(Withdrawn::NotOwner);
     };
-    let mut left = Vec::new();
+    let (mut left, mut kept) = (Vec::new(), Vec::new());
     for store in in_order(state, &entry) {
         let mut half = entry.half(store).lock().await;
         half.over = true;
         if half.asked {
+            let until = kept_until(state, &half, claim);
             let withdrawn = withdraw_half(state, store, &mut half, claim, how).await;
             left.push((store, withdrawn));
+            kept.push(until);
         }
     }
     let main = main_of(state, &entry, &left);
     let mut answer = Withdrawn::NotOwner;
     let mut others = Vec::new();
-    for (store, withdrawn) in left {
+    for ((store, withdrawn), until) in left.into_iter().zip(kept) {
         match withdrawn {
             // After this error, the client withdraws again.
             Err(error) if Some(store) == main => return Err(error),
             Ok(withdrawn) if Some(store) == main => answer = withdrawn,
-            Err(error) => others.push((store, error)),
+            Err(error) => others.push((store, error, until)),
             Ok(_) => {}
         }
     }
-    for (store, error) in others {
+    for (store, error, until) in others {
         tracing::debug!(%error, "withdrawing a claim");
-        insist(state, &entry, store, claim, how);
+        insist(state, &entry, (store, until), claim, how);
     }
     state.remove(&claim.id);
     Ok(answer)
@@ -107,19 +109,36 @@ async fn leave_all(state: &Arc<State>, entry: &Arc<Entry>, claim: &Claim) {
         if half.asked {
             // So a later call with this id cannot be undone by that withdrawal.
             half.over = true;
-            insist(state, entry, store, claim, Leave::Release);
+            let until = kept_until(state, &half, claim);
+            insist(state, entry, (store, until), claim, Leave::Release);
         }
     }
     state.remove_if_done(&claim.id, entry).await;
 }
 
+/// Until when a store may keep its half of a claim if nobody withdraws it.
+fn kept_until(state: &State, half: &Half, claim: &Claim) -> BootInstant {
+    let lease = state.now() + claim.ttl;
+    // A renewal may have prolonged it for longer than the ttl that the claim has now.
+    let known = half
+        .grant
+        .as_ref()
+        .map_or(lease, |grant| grant.counted_from + grant.lease);
+    lease.max(known) + claim.lock_delay
+}
+
 /// Withdraws the claim in the background from a store that no hold needs, so that the release does not fail. What that store
 /// still has of the claim delays others at most for its lease.
-fn insist(state: &Arc<State>, entry: &Arc<Entry>, store: usize, claim: &Claim, how: Leave) {
+fn insist(
+    state: &Arc<State>,
+    entry: &Arc<Entry>,
+    (store, until): (usize, BootInstant),
+    claim: &Claim,
+    how: Leave,
+) {
     let (state, entry, claim) = (Arc::clone(state), Arc::clone(entry), claim.clone());
-    let ends = state.now() + claim.ttl + claim.lock_delay;
     tokio::spawn(async move {
-        while !is_over(&state, ends) {
+        while !is_over(&state, until) {
             tokio::time::sleep(PAUSE).await;
             let mut half = entry.half(store).lock().await;
             if !half.asked

@@ -214,6 +214,8 @@ async fn abort_gives_back_the_new_store_of_a_set_never_begun() {
     assert_eq!(done, Stepped::Done(Phase::Old));
     let again = two.migration().begin(&How::new("test")).await.unwrap_err();
     assert!(again.to_string().contains("bills"), "{again}");
+    // Programs of the first set still start: its old store is all that they need.
+    token(&two.client().await, "x").await;
 }
 
 /// Two preparations of different sets met: each of them reached one of two stores.

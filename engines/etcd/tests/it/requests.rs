@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 use fencelock::{Client, Error};
 use fencelock_testbed::{Etcd, Flow, Proxy};
 use futures_util::future::join_all;
+use tokio::time::{sleep, timeout};
 
-use crate::{patient_client, soon, until, wait_for, waiters};
+use crate::{LIMIT, patient_client, soon, until, wait_for, waiters};
 
 /// The number of requests that the server got so far. All watches of a client are one stream, so its messages are
 /// counted.
@@ -35,7 +36,7 @@ async fn watching(etcd: &Etcd, count: u64) {
     .await;
     let mut last = 0;
     until("no client sends more", async || {
-        tokio::time::sleep(Duration::from_millis(500)).await;
+        sleep(Duration::from_millis(500)).await;
         std::mem::replace(&mut last, requests(etcd)) == last
     })
     .await;
@@ -96,8 +97,14 @@ async fn drain(etcd: &Etcd, count: usize) -> (f64, Duration) {
         .iter()
         .map(|client| wait_for(client, "contended"))
         .collect();
-    waiters(&holder, "contended", count).await;
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    // A busy machine takes long to open so many connections.
+    let all_wait = async {
+        while holder.look("contended").await.unwrap().waiters.len() < count {
+            sleep(Duration::from_millis(50)).await;
+        }
+    };
+    timeout(2 * LIMIT, all_wait).await.expect("all wait");
+    sleep(Duration::from_millis(500)).await;
     let (before, begun) = (requests(etcd), Instant::now());
     guard.release().await.unwrap();
     let releases = waiting
@@ -173,7 +180,7 @@ async fn waiting_costs_nothing_while_others_are_busy() {
     let waiting = wait_for(&waiter, "a");
     waiters(&holder, "a", 1).await;
     busy.lock("warm").await.unwrap().release().await.unwrap();
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    sleep(Duration::from_millis(300)).await;
     let (asked, sent) = (requests(&etcd), events(&etcd));
     for i in 0..100 {
         // Names that are similar to the waiter's.

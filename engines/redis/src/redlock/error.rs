@@ -48,11 +48,16 @@ impl State {
             texts.push(format!("{}: {why}", node.name));
         }
         let (count, quorum) = (self.nodes.len(), self.config.quorum);
-        let cause = format!(
-            "{quorum} of {count} nodes are needed, and {} cannot be counted: {}",
-            texts.len(),
-            texts.join("; ")
-        );
+        let cause = match texts.len() {
+            // Each answer was good, but the last one that was needed came too late.
+            0 => {
+                format!("{quorum} of {count} nodes are needed, and they did not all answer in time")
+            }
+            left_out => format!(
+                "{quorum} of {count} nodes are needed, and {left_out} cannot be counted: {}",
+                texts.join("; ")
+            ),
+        };
         // The error is final only if the refusing nodes alone prevent a quorum: nodes that are down or slow may recover.
         if refusing > count - quorum {
             return Error::refused(&self.config.store, action, cause);

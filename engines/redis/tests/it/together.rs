@@ -367,8 +367,8 @@ async fn a_hung_server_puts_every_claim_in_doubt() {
 #[tokio::test]
 async fn many_requests_at_once_are_not_late() {
     let server = server();
-    let store = open_with(&server, "response-timeout=800ms").await;
-    let claims: Vec<Claim> = (0..40_000)
+    let store = open_with(&server, "response-timeout=1600ms").await;
+    let claims: Vec<Claim> = (0..100_000)
         .map(|i| match i % 2 {
             0 => store.plain(&format!("m/{i}")),
             _ => store.claim(&format!("m/{i}")),
