@@ -367,13 +367,15 @@ async fn enter_all(replica: &Replica, held: &[HeldClaim]) -> Vec<Visit> {
     visits.into_iter().map(|(_, visit)| visit).collect()
 }
 
-/// What each renewal asks for, or why it is refused: for example because its caller has lost the right to this one lock.
+/// What one renewal asks for, or why it is refused: for example because its caller has lost the right to this one lock.
+type OneAsked = (ClaimId, Result<HeldClaim, Refusal>);
+
 fn all_asked(
     replica: &Replica,
     caller: &Caller,
     key: &Key,
     body: RenewMany,
-) -> Result<Vec<(ClaimId, Result<HeldClaim, Refusal>)>, Refusal> {
+) -> Result<Vec<OneAsked>, Refusal> {
     let count = body.claims.len();
     if count > MOST_RENEWALS {
         let detail =

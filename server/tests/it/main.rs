@@ -21,6 +21,7 @@ mod many;
 mod metrics;
 mod openapi;
 mod operation;
+mod quotas;
 mod redis;
 mod rights;
 mod simple;

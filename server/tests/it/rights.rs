@@ -1,16 +1,15 @@
-//! Principals: tokens, rights, quotas, and what the audit log records of them.
+//! Principals: tokens, rights, and what the audit log records of them.
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencelock_core::{ClaimId, Memory};
+use fencelock_core::Memory;
 use fencelock_server::{AuditLog, BearerToken, Config, Grant, Principal, Right, Server, TokenHash};
 use fencelock_testbed::Dir;
 use serde_json::{Value, json};
-use tokio::time::Instant;
 
-use crate::client::{Answer, Client, in_order, raw, replica_with, request};
+use crate::client::{Answer, Client, raw, replica_with, request};
 
 /// A principal with a token, and the header that it sends.
 pub(crate) struct User {
@@ -44,7 +43,7 @@ pub(crate) async fn serve(users: &[&User], change: impl FnOnce(&mut Config)) -> 
 }
 
 impl User {
-    async fn ask(&self, at: &Server, method: &str, path: &str, body: &Value) -> Answer {
+    pub(crate) async fn ask(&self, at: &Server, method: &str, path: &str, body: &Value) -> Answer {
         let headers = [("Authorization", self.header.as_str())];
         let body = if body.is_null() {
             String::new()
@@ -54,12 +53,18 @@ impl User {
         raw(at.address(), &request(method, path, &headers, &body)).await
     }
 
-    async fn put(&self, at: &Server, client: &Client, body: &Value) -> Answer {
+    pub(crate) async fn put(&self, at: &Server, client: &Client, body: &Value) -> Answer {
         let path = format!("/v1/claims/{}", client.claim());
         self.put_at(at, client, &path, body).await
     }
 
-    async fn put_at(&self, at: &Server, client: &Client, path: &str, body: &Value) -> Answer {
+    pub(crate) async fn put_at(
+        &self,
+        at: &Server,
+        client: &Client,
+        path: &str,
+        body: &Value,
+    ) -> Answer {
         let headers = [
             ("Authorization", self.header.as_str()),
             ("Fencelock-Key", client.key.secret()),
@@ -302,159 +307,6 @@ async fn rights_are_reloaded_and_a_bad_file_changes_nothing() {
         .reload(std::slice::from_ref(&two.principal), &[])
         .unwrap();
     assert_eq!((ask(&one).await, ask(&two).await), (401, 200));
-}
-
-#[tokio::test]
-async fn takes_are_limited_and_renewals_and_releases_never() {
-    let mut busy = user("busy", &[("", Right::ALL)]);
-    busy.principal.takes_per_s = Some(2);
-    let (at, client) = (serve(&[&busy], |_| {}).await, Client::new());
-    let id = client.claim();
-    let path = format!("/v1/claims/{id}");
-    let begun = Instant::now();
-    let taken = busy
-        .put_at(&at, &client, &path, &json!({"name": "a"}))
-        .await;
-    let token = taken.is(200)["token"].clone();
-    busy.ask(&at, "POST", "/v1/claims", &json!({"name": "b"}))
-        .await
-        .is(201);
-    let refused = busy
-        .ask(&at, "POST", "/v1/claims", &json!({"name": "c"}))
-        .await;
-    refused.is_problem(429, "quota");
-    assert_eq!(refused.header("retry-after"), Some("1"));
-    busy.put(&at, &client, &json!({"name": "c"}))
-        .await
-        .is_problem(429, "quota");
-    let headers = [
-        ("Authorization", busy.header.as_str()),
-        ("Fencelock-Key", client.key.secret()),
-    ];
-    for _ in 0..10 {
-        // The answer to the first request may have been lost. But the same id for another lock is a new request.
-        let again = busy
-            .put_at(&at, &client, &path, &json!({"name": "a"}))
-            .await;
-        assert_eq!(again.is(200)["token"], token);
-        let other = busy
-            .put_at(&at, &client, &path, &json!({"name": "d"}))
-            .await;
-        if begun.elapsed() > Duration::from_millis(450) {
-            // The bucket may have another take by now.
-            break;
-        }
-        other.is_problem(429, "quota");
-        let body = json!({"name": "a", "token": token}).to_string();
-        raw(
-            at.address(),
-            &request("POST", &format!("{path}/renew"), &headers, &body),
-        )
-        .await
-        .is(200);
-        let body = json!({"claims": [{"claim": id, "name": "a", "token": token}]}).to_string();
-        raw(
-            at.address(),
-            &request("POST", "/v1/renewals", &headers, &body),
-        )
-        .await
-        .is(200);
-    }
-    let body = json!({"name": "a"}).to_string();
-    raw(
-        at.address(),
-        &request("POST", &format!("{path}/release"), &headers, &body),
-    )
-    .await
-    .is(200);
-    // The bucket fills again with time.
-    while busy
-        .ask(&at, "POST", "/v1/claims", &json!({"name": "c"}))
-        .await
-        .status
-        != 201
-    {
-        assert!(begun.elapsed() < Duration::from_secs(20));
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    assert!(begun.elapsed() >= Duration::from_millis(490));
-}
-
-#[tokio::test]
-async fn each_take_of_a_batch_is_counted_and_no_release() {
-    let mut busy = user("busy", &[("", Right::ALL)]);
-    busy.principal.takes_per_s = Some(2);
-    let (at, client) = (serve(&[&busy], |_| {}).await, Client::new());
-    let headers = [
-        ("Authorization", busy.header.as_str()),
-        ("Fencelock-Key", client.key.secret()),
-    ];
-    let batch = async |asks: &str, ids: &[ClaimId]| {
-        let one = |(number, id): (usize, &ClaimId)| json!({"claim": id, asks: {"name": format!("lock/{number}")}});
-        let claims: Vec<Value> = ids.iter().enumerate().map(one).collect();
-        let body = json!({ "claims": claims }).to_string();
-        let bytes = request("POST", "/v1/batch", &headers, &body);
-        in_order(&claims, &raw(at.address(), &bytes).await.lines())
-    };
-    let ids: Vec<ClaimId> = (0..20).map(|_| client.claim()).collect();
-    let taken = batch("take", &ids).await;
-    let of = |status: u64| {
-        taken
-            .iter()
-            .filter(move |answer| answer["status"] == status)
-    };
-    // Meanwhile the bucket fills again, but for less than eight seconds.
-    assert!((2..18).contains(&of(200).count()), "{taken:?}");
-    assert_eq!(of(200).count() + of(429).count(), 20);
-    assert!(
-        of(429).all(|answer| answer["retry_after_s"] == 1),
-        "{taken:?}"
-    );
-    for answer in batch("release", &ids).await {
-        assert_eq!(answer["status"], 200, "{answer}");
-    }
-}
-
-#[tokio::test]
-async fn a_claim_in_the_queue_is_never_refused_for_quota() {
-    let mut busy = user("busy", &[("", Right::ALL)]);
-    busy.principal.waiting = Some(1);
-    busy.principal.takes_per_s = Some(4);
-    let (at, client) = (serve(&[&busy], |_| {}).await, Client::new());
-    busy.ask(&at, "POST", "/v1/claims", &json!({"name": "a"}))
-        .await
-        .is(201);
-    let wait = json!({"name": "a", "queue": true});
-    let path = format!("/v1/claims/{}", client.claim());
-    for _ in 0..10 {
-        busy.put_at(&at, &client, &path, &wait).await.is(202);
-    }
-    busy.put(&at, &client, &wait).await.is_problem(429, "quota");
-    let simple = busy
-        .ask(
-            &at,
-            "POST",
-            "/v1/claims",
-            &json!({"name": "a", "wait_ms": 10}),
-        )
-        .await;
-    simple.is_problem(429, "quota");
-    // A client that does not wait is not counted, and a client that leaves makes room.
-    busy.ask(&at, "POST", "/v1/claims", &json!({"name": "b"}))
-        .await
-        .is(201);
-    let headers = [
-        ("Authorization", busy.header.as_str()),
-        ("Fencelock-Key", client.key.secret()),
-    ];
-    let leave = request(
-        "POST",
-        &format!("{path}/release"),
-        &headers,
-        r#"{"name":"a"}"#,
-    );
-    raw(at.address(), &leave).await.is(200);
-    busy.put(&at, &client, &wait).await.is(202);
 }
 
 pub(crate) async fn lines(file: &Path, count: usize) -> Vec<Value> {

@@ -1,0 +1,164 @@
+//! Quotas of principals: what they limit, and what they never limit.
+
+use std::time::Duration;
+
+use fencelock_core::ClaimId;
+use fencelock_server::Right;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use crate::client::{Client, in_order, raw, request};
+use crate::rights::{serve, user};
+
+#[tokio::test]
+async fn takes_are_limited_and_renewals_and_releases_never() {
+    let mut busy = user("busy", &[("", Right::ALL)]);
+    busy.principal.takes_per_s = Some(2);
+    let (at, client) = (serve(&[&busy], |_| {}).await, Client::new());
+    let id = client.claim();
+    let path = format!("/v1/claims/{id}");
+    let begun = Instant::now();
+    let taken = busy
+        .put_at(&at, &client, &path, &json!({"name": "a"}))
+        .await;
+    let token = taken.is(200)["token"].clone();
+    busy.ask(&at, "POST", "/v1/claims", &json!({"name": "b"}))
+        .await
+        .is(201);
+    let refused = busy
+        .ask(&at, "POST", "/v1/claims", &json!({"name": "c"}))
+        .await;
+    refused.is_problem(429, "quota");
+    assert_eq!(refused.header("retry-after"), Some("1"));
+    busy.put(&at, &client, &json!({"name": "c"}))
+        .await
+        .is_problem(429, "quota");
+    let headers = [
+        ("Authorization", busy.header.as_str()),
+        ("Fencelock-Key", client.key.secret()),
+    ];
+    for _ in 0..10 {
+        // The answer to the first request may have been lost. But the same id for another lock is a new request.
+        let again = busy
+            .put_at(&at, &client, &path, &json!({"name": "a"}))
+            .await;
+        assert_eq!(again.is(200)["token"], token);
+        let other = busy
+            .put_at(&at, &client, &path, &json!({"name": "d"}))
+            .await;
+        if begun.elapsed() > Duration::from_millis(450) {
+            // The bucket may have another take by now.
+            break;
+        }
+        other.is_problem(429, "quota");
+        let body = json!({"name": "a", "token": token}).to_string();
+        raw(
+            at.address(),
+            &request("POST", &format!("{path}/renew"), &headers, &body),
+        )
+        .await
+        .is(200);
+        let body = json!({"claims": [{"claim": id, "name": "a", "token": token}]}).to_string();
+        raw(
+            at.address(),
+            &request("POST", "/v1/renewals", &headers, &body),
+        )
+        .await
+        .is(200);
+    }
+    let body = json!({"name": "a"}).to_string();
+    raw(
+        at.address(),
+        &request("POST", &format!("{path}/release"), &headers, &body),
+    )
+    .await
+    .is(200);
+    // The bucket fills again with time.
+    while busy
+        .ask(&at, "POST", "/v1/claims", &json!({"name": "c"}))
+        .await
+        .status
+        != 201
+    {
+        assert!(begun.elapsed() < Duration::from_secs(20));
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(begun.elapsed() >= Duration::from_millis(490));
+}
+
+#[tokio::test]
+async fn each_take_of_a_batch_is_counted_and_no_release() {
+    let mut busy = user("busy", &[("", Right::ALL)]);
+    busy.principal.takes_per_s = Some(2);
+    let (at, client) = (serve(&[&busy], |_| {}).await, Client::new());
+    let headers = [
+        ("Authorization", busy.header.as_str()),
+        ("Fencelock-Key", client.key.secret()),
+    ];
+    let batch = async |asks: &str, ids: &[ClaimId]| {
+        let one = |(number, id): (usize, &ClaimId)| json!({"claim": id, asks: {"name": format!("lock/{number}")}});
+        let claims: Vec<Value> = ids.iter().enumerate().map(one).collect();
+        let body = json!({ "claims": claims }).to_string();
+        let bytes = request("POST", "/v1/batch", &headers, &body);
+        in_order(&claims, &raw(at.address(), &bytes).await.lines())
+    };
+    let ids: Vec<ClaimId> = (0..20).map(|_| client.claim()).collect();
+    let taken = batch("take", &ids).await;
+    let of = |status: u64| {
+        taken
+            .iter()
+            .filter(move |answer| answer["status"] == status)
+    };
+    // Meanwhile the bucket fills again, but for less than eight seconds.
+    assert!((2..18).contains(&of(200).count()), "{taken:?}");
+    assert_eq!(of(200).count() + of(429).count(), 20);
+    assert!(
+        of(429).all(|answer| answer["retry_after_s"] == 1),
+        "{taken:?}"
+    );
+    for answer in batch("release", &ids).await {
+        assert_eq!(answer["status"], 200, "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn a_claim_in_the_queue_is_never_refused_for_quota() {
+    let mut busy = user("busy", &[("", Right::ALL)]);
+    busy.principal.waiting = Some(1);
+    busy.principal.takes_per_s = Some(4);
+    let (at, client) = (serve(&[&busy], |_| {}).await, Client::new());
+    busy.ask(&at, "POST", "/v1/claims", &json!({"name": "a"}))
+        .await
+        .is(201);
+    let wait = json!({"name": "a", "queue": true});
+    let path = format!("/v1/claims/{}", client.claim());
+    for _ in 0..10 {
+        busy.put_at(&at, &client, &path, &wait).await.is(202);
+    }
+    busy.put(&at, &client, &wait).await.is_problem(429, "quota");
+    let simple = busy
+        .ask(
+            &at,
+            "POST",
+            "/v1/claims",
+            &json!({"name": "a", "wait_ms": 10}),
+        )
+        .await;
+    simple.is_problem(429, "quota");
+    // A client that does not wait is not counted, and a client that leaves makes room.
+    busy.ask(&at, "POST", "/v1/claims", &json!({"name": "b"}))
+        .await
+        .is(201);
+    let headers = [
+        ("Authorization", busy.header.as_str()),
+        ("Fencelock-Key", client.key.secret()),
+    ];
+    let leave = request(
+        "POST",
+        &format!("{path}/release"),
+        &headers,
+        r#"{"name":"a"}"#,
+    );
+    raw(at.address(), &leave).await.is(200);
+    busy.put(&at, &client, &wait).await.is(202);
+}
