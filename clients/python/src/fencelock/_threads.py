@@ -91,6 +91,9 @@ class Client:
     ) -> None:
         self._client = AsyncClient(urls, token=token, tls=tls, owner=owner, same_store=same_store)
         self._loop = asyncio.new_event_loop()
+        #: Held while something is handed to the loop's thread, so that nothing comes after its end.
+        self._gate = threading.Lock()
+        self._ended = False
         self._thread = threading.Thread(target=self._loop.run_forever, name="fencelock", daemon=True)
         self._thread.start()
 
@@ -167,11 +170,21 @@ class Client:
 
     def close(self) -> None:
         """Cancels waiting requests, releases all locks, and waits until the releases are confirmed."""
-        if self._loop.is_closed():
+        if self._ended:
             return
-        self._run(self._client.close())
-        # Calls in other threads end with an error.
-        self._run(self._end_tasks())
+        try:
+            self._run(self._client.close())
+        except FencelockError:
+            # Another thread has closed it meanwhile.
+            if self._ended:
+                return
+            raise
+        with self._gate:
+            if self._ended:
+                return
+            self._ended = True
+        # No call can begin any more. Those of other threads that are under way end with an error.
+        asyncio.run_coroutine_threadsafe(self._end_tasks(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -185,9 +198,6 @@ class Client:
     def _run(self, work: Coroutine[Any, Any, T], undo: Optional[Callable[[T], Any]] = None) -> T:
         """Runs `work` in the thread of the loop. If the wait for it is interrupted, it is cancelled, or its result is undone if
         it is done already. Without `undo` it goes on to its end."""
-        if self._loop.is_closed():
-            work.close()
-            raise FencelockError("the client was closed")
         answer: concurrent.futures.Future[T] = concurrent.futures.Future()
         task: Optional[asyncio.Task[T]] = None
         interrupted = False
@@ -221,9 +231,16 @@ class Client:
 
         try:
             # Within the `try`, because the interrupt may come while this returns.
-            self._loop.call_soon_threadsafe(start)
+            with self._gate:
+                if self._ended:
+                    work.close()
+                    raise FencelockError("the client was closed")
+                self._loop.call_soon_threadsafe(start)
             return answer.result()
         except BaseException:
-            if not answer.done() or undo:
-                self._loop.call_soon_threadsafe(interrupt)
+            # An error of the call itself leaves nothing to undo.
+            if not answer.done() or (undo and answer.exception() is None):
+                with self._gate:
+                    if not self._ended:
+                        self._loop.call_soon_threadsafe(interrupt)
             raise
