@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Request, State};
+use axum::extract::State;
 use axum::response::Response;
 use fencelock_core::{BootInstant, ClaimId};
 use fencelock_wire::{Batch, BatchBody, BatchOne, MOST_IN_BATCH, Release, Take};
@@ -14,8 +14,9 @@ use http::StatusCode;
 use crate::asked::check_once;
 use crate::caller::Caller;
 use crate::go_on::releasing;
-use crate::incoming::{Key, LongJson, Received};
+use crate::incoming::{Key, Received};
 use crate::lines::{Answers, line};
+use crate::many::Many;
 use crate::refusal::Refusal;
 use crate::replica::Replica;
 use crate::take::taking;
@@ -26,27 +27,10 @@ enum Asks {
     Release(Release),
 }
 
-/// The handler of the router.
-pub(crate) async fn routed(
-    state: State<Arc<Replica>>,
-    received: Received,
-    caller: Caller,
-    key: Key,
-    request: Request,
-) -> Result<Response, Refusal> {
-    // Before its body, which may be long, is read.
-    caller.must_be_somebody()?;
-    let (parts, body) = request.into_parts();
-    let body = LongJson::read(&parts.headers, body, &state).await?;
-    batch(state, received, caller, key, body).await
-}
-
 pub(crate) async fn batch(
     State(replica): State<Arc<Replica>>,
     Received(received): Received,
-    caller: Caller,
-    key: Key,
-    LongJson(body): LongJson<Batch>,
+    Many { caller, key, body }: Many<Batch>,
 ) -> Result<Response, Refusal> {
     let asked = all(&key, body)?;
     let caller = Arc::new(caller);

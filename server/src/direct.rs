@@ -14,7 +14,8 @@ use tracing::Instrument;
 
 use crate::boundary::{check, complete, served_whole};
 use crate::caller::{Caller, Origin};
-use crate::incoming::{Json, Key, LongJson, Received, Speaks, WantsLines};
+use crate::incoming::{Json, Key, Received, Speaks, WantsLines};
+use crate::many::Many;
 use crate::refusal::Refusal;
 use crate::replica::Replica;
 use crate::{batch, go_on, spans, take};
@@ -100,10 +101,8 @@ impl Direct {
                 go_on::release(state, received, caller, Speaks(id), body).await
             }
             Self::Batch => {
-                // Before its body, which may be long, is read.
-                caller.must_be_somebody()?;
-                let body = LongJson::read(headers, body, replica).await?;
-                batch::batch(state, received, caller, key, body).await
+                let many = Many::read(caller, key, headers, body, replica).await?;
+                batch::batch(state, received, many).await
             }
         }
     }

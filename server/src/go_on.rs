@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::{Request, State};
+use axum::extract::State;
 use axum::response::Response;
 use fencelock_core::engine::{HeldClaim, Leave, Renewal, Withdrawn};
 use fencelock_core::{BootInstant, ClaimId, Error, LockName, Token};
@@ -19,8 +19,9 @@ use crate::asked::{Asked, check_once, released, since_sent, token};
 use crate::audit::Deed;
 use crate::bound::NotHere;
 use crate::caller::Caller;
-use crate::incoming::{Json, Key, LongJson, Received, Speaks};
+use crate::incoming::{Json, Key, Received, Speaks};
 use crate::known::Visit;
+use crate::many::Many;
 use crate::refusal::Refusal;
 use crate::renewer::Renewer;
 use crate::replica::Replica;
@@ -241,51 +242,19 @@ pub(crate) async fn releasing(
     Ok(Released { released })
 }
 
-/// Prolongs many holds of one key, with one call of the engine for each lane. The answer waits for a lane for a sixth of the
-/// shortest ttl, and its client waits twice as long.
+/// Prolongs many holds of one key, with one call of the engine for each lane.
 pub(crate) async fn renew_many(
     State(replica): State<Arc<Replica>>,
     Received(received): Received,
-    caller: Caller,
-    key: Key,
-    request: Request,
+    Many { caller, key, body }: Many<RenewMany>,
 ) -> Result<Response, Refusal> {
-    // Before its body, which may be long, is read.
-    caller.must_be_somebody()?;
-    let (parts, body) = request.into_parts();
-    let LongJson(body) = LongJson::read(&parts.headers, body, &replica).await?;
     let asked = all_asked(&replica, &caller, &key, body)?;
     check_once(asked.iter().map(|(claim, _)| *claim))?;
-    let count = asked.len();
-    let mut renewed: Vec<(usize, RenewedOne)> = Vec::with_capacity(count);
-    let mut lanes: BTreeMap<u32, (Vec<usize>, Vec<HeldClaim>)> = BTreeMap::new();
-    let mut shortest = Duration::MAX;
-    let mut all_refused = None;
-    for (at, (claim, asked)) in asked.into_iter().enumerate() {
-        match asked {
-            Ok(held) => {
-                shortest = shortest.min(held.claim.ttl);
-                let lane = replica.engine.lane(&held.claim.name);
-                let (places, part) = lanes.entry(lane).or_default();
-                places.push(at);
-                part.push(held);
-            }
-            Err(refusal) => {
-                replica.metrics.renewed("unknown");
-                let detail = refusal.problem().detail.clone();
-                renewed.push((at, RenewedOne::Unknown { claim, detail }));
-                all_refused.get_or_insert(refusal);
-            }
-        }
-    }
-    // A status would end the renewal of all other holds too, so it is only for a request of which nothing is left.
-    if let Some(refusal) = all_refused.filter(|_| lanes.is_empty()) {
-        return Err(refusal);
-    }
+    let (lanes, mut renewed) = by_lane(&replica, asked)?;
     if !lanes.is_empty() {
         caller.note_renewal();
     }
-    let patience = (lanes.len() > 1).then(|| (shortest / 6).max(LEAST_PATIENCE));
+    let patience = (lanes.len() > 1).then(|| patience(&lanes));
     let (places, parts): (Vec<_>, Vec<_>) = lanes.into_values().unzip();
     let parts = parts
         .into_iter()
@@ -296,6 +265,44 @@ pub(crate) async fn renew_many(
     renewed.sort_unstable_by_key(|(at, _)| *at);
     let claims = renewed.into_iter().map(|(_, renewed)| renewed).collect();
     Ok(json(StatusCode::OK, &RenewedMany { claims }))
+}
+
+/// The holds of each lane, with their places in the answer; and the answers about those that are refused.
+fn by_lane(
+    replica: &Replica,
+    asked: Vec<OneAsked>,
+) -> Result<(Lanes, Vec<(usize, RenewedOne)>), Refusal> {
+    let mut lanes = Lanes::new();
+    let mut answered = Vec::with_capacity(asked.len());
+    let mut first = None;
+    for (at, (claim, asked)) in asked.into_iter().enumerate() {
+        match asked {
+            Ok(held) => {
+                let lane = replica.engine.lane(&held.claim.name);
+                let (places, part) = lanes.entry(lane).or_default();
+                places.push(at);
+                part.push(held);
+            }
+            Err(refusal) => {
+                replica.metrics.renewed("unknown");
+                let detail = refusal.problem().detail.clone();
+                answered.push((at, RenewedOne::Unknown { claim, detail }));
+                first.get_or_insert(refusal);
+            }
+        }
+    }
+    // A status would end the renewal of all other holds too, so it is only for a request of which nothing is left.
+    match first.filter(|_| lanes.is_empty()) {
+        Some(refusal) => Err(refusal),
+        None => Ok((lanes, answered)),
+    }
+}
+
+/// How long an answer about many holds waits for a lane of the store. The client waits twice as long for the answer.
+fn patience(lanes: &Lanes) -> Duration {
+    let held = lanes.values().flat_map(|(_, part)| part);
+    let shortest = held.map(|held| held.claim.ttl).min();
+    (shortest.unwrap_or_default() / 6).max(LEAST_PATIENCE)
 }
 
 /// Prolongs holds of one lane. After `patience` their outcome is unknown, and the call goes on.
@@ -344,7 +351,14 @@ async fn renew_lane(
     };
     let answers = held.iter().zip(renewals);
     let answers = answers.map(|(held, renewal)| answer(replica, held, renewal, received));
-    Ok(answers.collect())
+    let answers: Vec<_> = answers.collect();
+    if answers
+        .iter()
+        .any(|answer| matches!(answer, RenewedOne::Held { .. }))
+    {
+        replica.hear(&Ok(()));
+    }
+    Ok(answers)
 }
 
 /// Takes the turns of all claims. Returns the visits in the order of `held`.
@@ -369,6 +383,9 @@ async fn enter_all(replica: &Replica, held: &[HeldClaim]) -> Vec<Visit> {
 
 /// What one renewal asks for, or why it is refused: for example because its caller has lost the right to this one lock.
 type OneAsked = (ClaimId, Result<HeldClaim, Refusal>);
+
+/// The holds of each lane of the store, with their places in the answer.
+type Lanes = BTreeMap<u32, (Vec<usize>, Vec<HeldClaim>)>;
 
 fn all_asked(
     replica: &Replica,
@@ -412,7 +429,6 @@ fn answer(
                 return RenewedOne::Lost { claim };
             };
             kept(replica, claim, &held.claim.name, held.token, until);
-            replica.hear(&Ok(()));
             RenewedOne::Held {
                 claim,
                 token: held.token,

@@ -191,23 +191,8 @@ impl<T: DeserializeOwned> FromRequest<Arc<Replica>> for Json<T> {
     }
 }
 
-/// A body of JSON of `POST /v1/renewals` and `POST /v1/batch`, which may be longer. So it is read only for callers that may do
-/// something here.
-#[derive(Debug)]
-pub(crate) struct LongJson<T>(pub(crate) T);
-
-impl<T: DeserializeOwned> LongJson<T> {
-    pub(crate) async fn read(
-        headers: &HeaderMap,
-        body: impl Readable,
-        replica: &Replica,
-    ) -> Result<Self, Refusal> {
-        let limit = replica.config.limits.renewals_body;
-        Ok(Self(read_json(headers, body, replica, limit).await?))
-    }
-}
-
-async fn read_json<T: DeserializeOwned>(
+/// Reads a body of JSON of at most `limit` bytes.
+pub(crate) async fn read_json<T: DeserializeOwned>(
     headers: &HeaderMap,
     body: impl Readable,
     replica: &Replica,

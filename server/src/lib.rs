@@ -43,6 +43,7 @@ mod known;
 mod lines;
 mod listing;
 mod locks;
+mod many;
 mod measured;
 mod metrics;
 mod openapi;

@@ -26,7 +26,7 @@ pub(crate) fn router(replica: Arc<Replica>) -> Router {
         .route("/v1/claims/{id}/renew", post(go_on::renew))
         .route("/v1/claims/{id}/release", post(go_on::release))
         .route("/v1/renewals", post(go_on::renew_many))
-        .route("/v1/batch", post(batch::routed))
+        .route("/v1/batch", post(batch::batch))
         .route("/v1/lock", get(locks::lock))
         .route("/v1/locks", get(locks::locks))
         .route("/v1/attest", post(locks::attest))

@@ -65,8 +65,12 @@ pub(crate) fn wait_for(client: &Client, name: &str) -> JoinHandle<Result<Guard>>
 
 /// Waits until `count` claims wait for the lock.
 pub(crate) async fn waiters(client: &Client, name: &str, count: usize) {
-    until("all wait", async || {
-        client.look(name).await.unwrap().waiters.len() == count
-    })
-    .await;
+    soon("all wait", all_wait(client, name, count)).await;
+}
+
+/// Like [`waiters`], but waits for ever.
+pub(crate) async fn all_wait(client: &Client, name: &str, count: usize) {
+    while client.look(name).await.unwrap().waiters.len() != count {
+        sleep(Duration::from_millis(10)).await;
+    }
 }

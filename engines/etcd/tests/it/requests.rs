@@ -7,7 +7,7 @@ use fencelock_testbed::{Etcd, Flow, Proxy};
 use futures_util::future::join_all;
 use tokio::time::{sleep, timeout};
 
-use crate::{LIMIT, patient_client, soon, until, wait_for, waiters};
+use crate::{LIMIT, all_wait, patient_client, soon, until, wait_for, waiters};
 
 /// The number of requests that the server got so far. All watches of a client are one stream, so its messages are
 /// counted.
@@ -98,11 +98,7 @@ async fn drain(etcd: &Etcd, count: usize) -> (f64, Duration) {
         .map(|client| wait_for(client, "contended"))
         .collect();
     // A busy machine takes long to open so many connections.
-    let all_wait = async {
-        while holder.look("contended").await.unwrap().waiters.len() < count {
-            sleep(Duration::from_millis(50)).await;
-        }
-    };
+    let all_wait = all_wait(&holder, "contended", count);
     timeout(2 * LIMIT, all_wait).await.expect("all wait");
     sleep(Duration::from_millis(500)).await;
     let (before, begun) = (requests(etcd), Instant::now());

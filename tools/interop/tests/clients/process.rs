@@ -1,28 +1,12 @@
 //! What happens within one process: exceptions, interrupted calls, and the end of a client.
 
-use std::path::Path;
-use std::process::Command;
-
-use crate::program::{node_dir, python};
+use crate::program::{node_dir, run};
 use crate::service::Service;
 
 fn runs(program: &str) {
     let service = Service::start();
     let url = format!("http://127.0.0.1:{}", service.replicas[0].port());
-    let source = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("clients")
-        .join(program);
-    let dir = node_dir();
-    let copy = dir.path().join(program);
-    std::fs::copy(source, &copy).expect("copied");
-    let mut command = match program.ends_with(".py") {
-        true => python(),
-        false => Command::new("node"),
-    };
-    let ran = command.arg(copy).arg(url).current_dir(dir.path()).output();
-    let ran = ran.expect("it runs");
-    let said = String::from_utf8_lossy(&ran.stderr);
-    assert!(ran.status.success(), "{said}");
+    run(&node_dir(), program, &[&url]);
 }
 
 #[test]

@@ -96,6 +96,20 @@ pub(crate) fn python() -> Command {
     command
 }
 
+/// Runs one of the programs in `clients` to its end, in a directory of [`node_dir`].
+pub(crate) fn run(dir: &Dir, program: &str, arguments: &[&str]) {
+    let clients = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients");
+    std::fs::copy(clients.join(program), dir.path().join(program)).expect("copied");
+    let mut command = match program.ends_with(".py") {
+        true => python(),
+        false => Command::new("node"),
+    };
+    let command = command.arg(program).args(arguments).current_dir(dir.path());
+    let ran = command.output().expect("it runs");
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert!(ran.status.success(), "{program} {arguments:?}: {said}");
+}
+
 impl Program {
     pub(crate) async fn start(language: Language, urls: &str, name: &str) -> Self {
         Self::start_with(language, urls, name, "url").await
