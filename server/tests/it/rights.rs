@@ -220,6 +220,24 @@ async fn a_refused_renewal_does_not_end_the_others_of_its_request() {
     assert_eq!(claims[1]["state"], "held", "{renewed}");
 }
 
+/// Their bodies may be long, so nobody who may do nothing here can make the service keep them.
+#[tokio::test]
+async fn a_caller_without_rights_is_refused_before_the_body_of_many_claims() {
+    let user = user("user", &[("", Right::ALL)]);
+    let (at, client) = (serve(&[&user], |_| {}).await, Client::new());
+    for path in ["/v1/renewals", "/v1/batch"] {
+        let key = client.key.secret();
+        // The body never comes.
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nFencelock-Key: {key}\r\n\
+             Content-Length: 100000\r\n\r\n",
+            at.address()
+        );
+        let refused = raw(at.address(), head.as_bytes()).await;
+        refused.is_problem(401, "unauthorized");
+    }
+}
+
 #[tokio::test]
 async fn bad_credentials_are_no_credentials() {
     let good = user("good", &[("", Right::ALL)]);
