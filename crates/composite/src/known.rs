@@ -17,7 +17,11 @@ pub(crate) struct Known {
     pub(crate) phase: Phase,
     maps: Maps,
     floors: BTreeMap<String, u64>,
+    /// The floor of the hush before the last one.
+    floor_before: Token,
     drawn: BTreeMap<String, u64>,
+    /// Whether the new map counts, or has counted until the hush.
+    new_counts: bool,
     pub(crate) times: Times,
 }
 
@@ -85,7 +89,9 @@ impl Known {
             phase: stored.phase(),
             maps,
             floors: moving.floors.clone(),
+            floor_before: Token(moving.taken[0]),
             drawn: moving.drawn.clone(),
+            new_counts: stored.new_counts(),
             times: stored.times()?,
         })
     }
@@ -97,7 +103,9 @@ impl Known {
             phase: Phase::Old,
             maps: self.maps.clone(),
             floors: self.floors.clone(),
+            floor_before: self.floor_before,
             drawn: self.drawn.clone(),
+            new_counts: false,
             times: self.times,
         }
     }
@@ -156,16 +164,9 @@ impl Known {
             Phase::New => return Ok(one(place(new)?, self.floor(new))),
             Phase::BothOld | Phase::Hush | Phase::BothNew => (place(old)?, place(new)?),
         };
-        let [of_first, of_second] = [self.floor(old), self.floor(new)];
-        let second_counts = match self.phase {
-            Phase::BothOld => false,
-            Phase::BothNew => true,
-            // The store that counted until now has got its floor in the last hush.
-            Phase::Old | Phase::Hush | Phase::New => of_second > of_first,
-        };
-        let (latest, floor, before) = match second_counts {
-            false => (first, of_first, (of_second, self.drawn(new))),
-            true => (second, of_second, (of_first, self.drawn(old))),
+        let (latest, floor, other) = match self.new_counts {
+            false => (first, self.floor(old), new),
+            true => (second, self.floor(new), old),
         };
         Ok(Route {
             first,
@@ -174,7 +175,7 @@ impl Known {
             moves: true,
             latest,
             floor,
-            before,
+            before: (self.floor_before, self.drawn(other)),
         })
     }
 

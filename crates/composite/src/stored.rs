@@ -65,6 +65,10 @@ pub(crate) struct Moving {
     /// By shard: since the last hush, tokens that count are above this.
     #[serde(default)]
     pub(crate) floors: BTreeMap<String, u64>,
+    /// The floors that the last two hushes took, the last one second. A shard may count for some names before the change and for
+    /// others after it, so [`Moving::floors`] does not tell which tokens it gave before the last hush.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) taken: [u64; 2],
     /// By shard: what no token of it was above in the last hush.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) drawn: BTreeMap<String, u64>,
@@ -74,6 +78,9 @@ pub(crate) struct Moving {
     /// In the hush: the phase before it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) hush_from: Option<u32>,
+    /// The end of the hush takes a floor in any case: a record was lost that may have been that end.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(crate) floor_due: bool,
     /// In the first phase: the new store no longer belongs to the set.
     #[serde(default, skip_serializing_if = "is_false")]
     pub(crate) given_back: bool,
@@ -86,6 +93,10 @@ pub(crate) struct Moving {
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
 fn is_false(flag: &bool) -> bool {
     !flag
+}
+
+fn is_zero(floors: &[u64; 2]) -> bool {
+    *floors == [0, 0]
 }
 
 /// Seconds since 1970.
@@ -140,9 +151,11 @@ impl Stored {
                 tight_ms: millis(times.tight),
                 lock_delay_ms: millis(times.lock_delay),
                 floors: BTreeMap::new(),
+                taken: [0, 0],
                 drawn: BTreeMap::new(),
                 floors_at: None,
                 hush_from: None,
+                floor_due: false,
                 given_back: false,
                 by: by.to_owned(),
                 at: 0,
@@ -256,15 +269,18 @@ impl Stored {
         )
     }
 
+    /// Whether the new map counts, or has counted until the hush.
+    pub(crate) fn new_counts(&self) -> bool {
+        let moving = self.moving.as_ref();
+        let before = moving.and_then(|moving| moving.hush_from);
+        before.and_then(Phase::from_number).unwrap_or(self.phase()) >= Phase::BothNew
+    }
+
     /// Whether this shard counts for some names, or has counted until the hush.
     pub(crate) fn counts_in(&self, shard: &str) -> bool {
-        let Some(moving) = &self.moving else {
-            return self.old.shards.contains_key(shard);
-        };
-        let before = moving.hush_from.and_then(Phase::from_number);
-        let counting = match before.unwrap_or(self.phase()) >= Phase::BothNew {
-            true => &moving.new,
-            false => &self.old,
+        let counting = match &self.moving {
+            Some(moving) if self.new_counts() => &moving.new,
+            _ => &self.old,
         };
         counting.shards.contains_key(shard)
     }

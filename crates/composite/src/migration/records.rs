@@ -177,7 +177,7 @@ impl Records<'_> {
             moving.floors.extend(floors);
             moving.floors_at = Some(now());
             if lost.contains(&self.arbiter) {
-                moving.hush_from = None;
+                moving.floor_due = true;
             }
         }
         let version = reads[self.arbiter].record.version;
@@ -208,7 +208,7 @@ impl Records<'_> {
                 found.version += AFTER_LOSS;
                 if let Some(moving) = &mut found.moving {
                     // The lost record may have been the end of the hush, so tokens of the other store may have counted.
-                    moving.hush_from = None;
+                    moving.floor_due = true;
                 }
                 found
             }

@@ -337,18 +337,28 @@ impl Migration {
         if let Some(moving) = &mut next.moving {
             moving.given_back = false;
             let before = moving.hush_from.take();
+            let floor_due = std::mem::take(&mut moving.floor_due);
             if to == Phase::Hush {
                 moving.hush_from = Some(phase.number());
             }
             // Back to the phase before the hush, the tokens go on as they were.
-            let changes = phase == Phase::Hush && before != Some(to.number());
+            let changes = phase == Phase::Hush && (before != Some(to.number()) || floor_due);
             #[cfg(fencelock_planted)]
             let changes = changes || (phase, to) == (phase, without_hush(phase, Phase::Hush));
             if changes {
                 let taken = self.take_floor(opened, to).await?;
                 let targets = self.owners_after(to).into_iter();
-                let floors = targets.map(|id| (id.to_owned(), taken.floor.get()));
-                moving.floors.extend(floors);
+                let floor = taken.floor.get();
+                moving
+                    .floors
+                    .extend(targets.map(|id| (id.to_owned(), floor)));
+                // After a loss the same stores may count again. Nobody can tell then which tokens counted before the hush.
+                let earlier = if before == Some(to.number()) {
+                    floor
+                } else {
+                    moving.taken[1]
+                };
+                moving.taken = [earlier, floor];
                 let drawn = taken.drawn.iter().map(|token| token.get());
                 moving.drawn = opened.ids.iter().cloned().zip(drawn).collect();
                 moving.floors_at = Some(now());

@@ -1,6 +1,7 @@
 //! Shards that are added and removed while programs run. Names that move do so as between two stores; names that stay are not
 //! affected.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
@@ -10,22 +11,30 @@ use fencelock_composite::{
 };
 use fencelock_core::engine::{Claim, Leave, RecordChange, Standing};
 use fencelock_core::{ClaimIds, Client, Engine, Error, LockName, Memory, Token};
+use futures_util::future::join_all;
 
-use crate::moving::{PACE, TIGHT, TTL, grow_and_differ, holds_until, token};
+use crate::moving::{PACE, TIGHT, TTL, grow_and_differ, holds_until, knows, token, told_of};
 use crate::until;
 
-/// Three stores. The set `orders` has `before` of them, and `orders3` has `after` of them.
+/// Three stores. The set `orders` has those at the places `before`, and `orders3` has those at the places `after`.
 struct Change {
     stores: [Memory; 3],
-    before: usize,
-    after: usize,
+    before: Range<usize>,
+    after: Range<usize>,
 }
+
+const IDS: [&str; 3] = ["a", "b", "c"];
 
 /// The name of the set that makes the change.
 const SET: &str = "change";
 
 impl Change {
+    /// The first stores.
     async fn made(before: usize, after: usize) -> Self {
+        Self::of(0..before, 0..after).await
+    }
+
+    async fn of(before: Range<usize>, after: Range<usize>) -> Self {
         let stores = [Memory::new(), Memory::new(), Memory::new()];
         let change = Self {
             stores,
@@ -42,17 +51,26 @@ impl Change {
         change
     }
 
-    fn shards(&self, count: usize) -> Shards {
-        let shards = ["a", "b", "c"].into_iter().zip(&self.stores).take(count);
-        Routed::shards(shards.map(|(id, store)| (id, Arc::new(store.another()) as Arc<dyn Engine>)))
+    /// The store `a` is replaced by `c`. So `b` gets names from `a`, and gives names to `c`.
+    async fn replaces() -> Self {
+        let change = Self::of(0..2, 1..3).await;
+        change.prepare(&terms()).await.unwrap();
+        change
+    }
+
+    fn shards(&self, places: &Range<usize>) -> Shards {
+        let shards = IDS[places.clone()].iter().zip(&self.stores[places.clone()]);
+        Routed::shards(
+            shards.map(|(id, store)| (*id, Arc::new(store.another()) as Arc<dyn Engine>)),
+        )
     }
 
     fn before(&self) -> Shards {
-        self.shards(self.before).set("orders")
+        self.shards(&self.before).set("orders")
     }
 
     fn after(&self) -> Shards {
-        self.shards(self.after).set("orders3")
+        self.shards(&self.after).set("orders3")
     }
 
     fn stores(&self) -> Migrate {
@@ -92,11 +110,11 @@ impl Change {
 
     /// A name that is on these shards before and after the change.
     fn name(&self, before: &str, after: &str) -> String {
-        let map = |count: usize| {
-            let ids = ["a", "b", "c"].into_iter().take(count);
-            Map::new(ids.map(|id| (id, 1)), KeyRule::default()).unwrap()
+        let map = |places: &Range<usize>| {
+            let ids = IDS[places.clone()].iter();
+            Map::new(ids.map(|id| (*id, 1)), KeyRule::default()).unwrap()
         };
-        let (old, new) = (map(self.before), map(self.after));
+        let (old, new) = (map(&self.before), map(&self.after));
         let mut names = (0..).map(|number| format!("name/{number}"));
         let lies = |name: &String| old.shard_of(name) == before && new.shard_of(name) == after;
         names.find(lies).unwrap()
@@ -117,6 +135,9 @@ impl Change {
         for store in &self.stores {
             let record = store.record("", None).await.unwrap();
             let mut text: serde_json::Value = serde_json::from_str(&record.text).unwrap();
+            if phase == Phase::Hush.number() {
+                text["hush_from"] = text["phase"].clone();
+            }
             text["phase"] = phase.into();
             text["version"] = (text["version"].as_u64().unwrap() + 1).into();
             let change = RecordChange::new(record.version, text.to_string()).unwrap();
@@ -370,6 +391,55 @@ async fn a_hold_that_moves_lives_through_all_steps() {
     assert_eq!(change.held(&name).await, [0, 0, 0]);
 }
 
+/// A store that both gets and gives names has one floor for both. Each hold has one token for others all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hold_has_one_token_for_others_while_a_shard_is_replaced() {
+    let change = Change::replaces().await;
+    let (client, other) = (change.client().await, change.engine().await);
+    let owner = client.owner();
+    let names = [("a", "b"), ("a", "c"), ("b", "c")].map(|(from, to)| change.name(from, to));
+    let hold_all = || {
+        join_all(names.iter().map(async |name| {
+            let request = client.lock(name).ttl(TTL).owner(&owner);
+            request.await.unwrap()
+        }))
+    };
+    let early = hold_all().await;
+    let told = told_of(&other, &early, async {
+        change.begin().await;
+        change.finish(Phase::BothNew).await;
+        knows(&other, Phase::BothNew).await;
+    });
+    let told = told.await;
+    for guard in early {
+        let told_in =
+            |phase| told.contains(&(guard.name().clone(), Some(phase), Some(guard.token())));
+        assert!(
+            [Phase::BothOld, Phase::BothNew].into_iter().all(told_in),
+            "{told:?}"
+        );
+        guard.release().await.unwrap();
+    }
+    let late = hold_all().await;
+    let told = told_of(&other, &late, async {
+        change.set_phase(2).await;
+        knows(&other, Phase::Hush).await;
+        change.abort().await;
+    });
+    let told = told.await;
+    for guard in late {
+        let told_in =
+            |phase| told.contains(&(guard.name().clone(), Some(phase), Some(guard.token())));
+        assert!(
+            [Phase::BothNew, Phase::Hush, Phase::BothOld]
+                .into_iter()
+                .all(told_in),
+            "{told:?}"
+        );
+        guard.release().await.unwrap();
+    }
+}
+
 /// The set that makes the change is no set of shards, whatever the program names as its shards.
 #[tokio::test]
 async fn the_set_that_makes_the_change_is_not_opened_as_shards() {
@@ -377,10 +447,10 @@ async fn the_set_that_makes_the_change_is_not_opened_as_shards() {
     for phase in 0..=4 {
         change.set_phase(phase).await;
         for count in 1..=3 {
-            let opened = change.shards(count).set(SET).open().await;
+            let opened = change.shards(&(0..count)).set(SET).open().await;
             assert!(matches!(opened, Err(Error::Config { .. })), "{opened:?}");
         }
-        let dissolved = change.shards(1).set(SET).dissolve("test").await;
+        let dissolved = change.shards(&(0..1)).set(SET).dissolve("test").await;
         assert!(
             matches!(dissolved, Err(Error::Config { .. })),
             "{dissolved:?}"
@@ -422,7 +492,7 @@ async fn a_set_of_shards_by_itself_is_refused_while_names_are_on_their_way() {
     change.finish(Phase::New).await;
     assert_eq!((opens(true).await, opens(false).await), (false, true));
     // The shards of one set, under the name of the other set.
-    let other = change.shards(3).set("orders").open().await;
+    let other = change.shards(&(0..3)).set("orders").open().await;
     assert!(matches!(other, Err(Error::Config { .. })), "{other:?}");
     assert!(change.after().init().await.is_err());
 }
@@ -548,7 +618,7 @@ async fn a_change_follows_a_change() {
     let early = token(&change.client().await, &name).await;
     let back = || {
         let before = change.after();
-        Migrate::shards(before, change.shards(2).set("orders")).set("shrink")
+        Migrate::shards(before, change.shards(&(0..2)).set("orders")).set("shrink")
     };
     let prepare = async |replace: bool| {
         let migration = back().migration().unwrap();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use fencelock_composite::{How, Migrate, Moving, Phase, Prepare, Stepped};
 use fencelock_core::engine::{Claim, Leave, Record, RecordChange, Standing, Withdrawn};
 use fencelock_core::layers::Layer;
-use fencelock_core::{ClaimIds, Client, Engine, Error, LockName, LossReason, Memory, Token};
+use fencelock_core::{ClaimIds, Client, Engine, Error, Guard, LockName, LossReason, Memory, Token};
 use tokio::task::JoinHandle;
 
 use crate::until;
@@ -101,6 +101,44 @@ pub(crate) async fn token(client: &Client, name: &str) -> Token {
     let token = guard.token();
     guard.release().await.unwrap();
     token
+}
+
+pub(crate) async fn knows(engine: &Moving, phase: Phase) {
+    until("the engine knows", async || engine.phase() == Some(phase)).await;
+}
+
+/// What `attest` tells of these holds while `steps` goes on: each answer with the phase that the engine knew before.
+pub(crate) async fn told_of(
+    engine: &Moving,
+    guards: &[Guard],
+    steps: impl Future<Output = ()>,
+) -> Vec<(LockName, Option<Phase>, Option<Token>)> {
+    let mut told = Vec::new();
+    let mut attest = async || {
+        for guard in guards {
+            let phase = engine.phase();
+            let attested = engine.inspect().attest(guard.name(), guard.owner());
+            let (holder, _) = attested.await.unwrap().unwrap();
+            let wrong = holder.token.is_some_and(|token| token != guard.token());
+            assert!(!wrong, "{phase:?}: {holder:?} and not {}", guard.token());
+            let answer = (guard.name().clone(), phase, holder.token);
+            if !told.contains(&answer) {
+                told.push(answer);
+            }
+        }
+    };
+    let often = async {
+        loop {
+            attest().await;
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::select! {
+        () = steps => {}
+        () = often => {}
+    }
+    attest().await;
+    told
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

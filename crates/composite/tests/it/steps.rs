@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use fencelock_composite::{How, Migrate, Migration, Moving, Phase, Stepped};
+use fencelock_composite::{How, Migrate, Migration, Phase, Stepped};
 use fencelock_core::engine::{
     Claim, Cursor, HeldClaim, Leave, LockView, Page, RecordChange, Standing,
 };
 use fencelock_core::layers::Layer;
 use fencelock_core::{ClaimId, ClaimIds, Client, Engine, Error, Evict, LockName, Memory, Token};
 
-use crate::moving::{TTL, Two, set_phase, token};
+use crate::moving::{TTL, Two, knows, set_phase, token, told_of};
 use crate::until;
 
 /// A client of the old store by itself, which was opened before the move began.
@@ -164,36 +164,25 @@ async fn a_hold_has_one_token_for_others_in_every_phase() {
     let (client, other) = (two.client().await, two.engine().await);
     let owner = client.owner();
     let guard = client.lock("x").ttl(TTL).owner(&owner).await.unwrap();
-    let (name, own) = (guard.name().clone(), guard.token());
     let steps = async {
         two.begin().await;
         two.finish(Phase::BothNew).await;
         two.finish(Phase::New).await;
         two.abort().await;
     };
-    let mut told = Vec::new();
-    let attests = async {
-        loop {
-            let phase = other.phase();
-            let attested = other.inspect().attest(&name, owner.as_str()).await;
-            let (holder, _) = attested.unwrap().unwrap();
-            if told.last() != Some(&(phase, holder.token)) {
-                told.push((phase, holder.token));
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    tokio::select! {
-        () = steps => {}
-        () = attests => {}
-    }
+    let told = told_of(&other, std::slice::from_ref(&guard), steps).await;
     assert!(guard.is_valid());
-    let wrong = |(_, token): &&(_, Option<_>)| token.is_some_and(|token| token != own);
-    assert_eq!(told.iter().find(wrong), None, "{own}: {told:?}");
+    let own = Some(guard.token());
     for phase in [Phase::Old, Phase::BothOld, Phase::BothNew] {
-        assert!(told.contains(&(Some(phase), Some(own))), "{told:?}");
+        assert!(
+            told.contains(&(guard.name().clone(), Some(phase), own)),
+            "{told:?}"
+        );
     }
-    assert!(told.contains(&(Some(Phase::New), None)), "{told:?}");
+    assert!(
+        told.contains(&(guard.name().clone(), Some(Phase::New), None)),
+        "{told:?}"
+    );
     guard.release().await.unwrap();
 }
 
@@ -203,10 +192,6 @@ fn claim() -> Claim {
 
 fn claim_id() -> ClaimId {
     ClaimIds::new().unwrap().next()
-}
-
-async fn knows(engine: &Moving, phase: Phase) {
-    until("the engine knows", async || engine.phase() == Some(phase)).await;
 }
 
 /// The client believes in its hold, so the store that counts is not left, whatever the other one answers.

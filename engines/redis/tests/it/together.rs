@@ -11,6 +11,7 @@ use fencelock_redis::Redis;
 use fencelock_testbed::{Flow, Proxy, Redis as Server};
 use futures_util::FutureExt;
 use futures_util::future::join_all;
+use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use crate::history::{Stay, faults};
 use crate::support::{Store, calls, ms, nothing_is_left, open, open_with, server};
@@ -363,19 +364,44 @@ async fn a_hung_server_puts_every_claim_in_doubt() {
     nothing_is_left(&server);
 }
 
-/// The response timeout of a request begins only when it has a place in the driver's buffer.
+/// The response timeout of a request begins only when it has a place in the driver's buffer. So a server that is silent for
+/// one timeout fails those requests that have a place, and none that wait for one.
 #[tokio::test]
 async fn many_requests_at_once_are_not_late() {
+    const PLACES: usize = 2 * 1024;
     let server = server();
-    let store = open_with(&server, "response-timeout=1600ms").await;
-    let claims: Vec<Claim> = (0..100_000)
-        .map(|i| match i % 2 {
-            0 => store.plain(&format!("m/{i}")),
-            _ => store.claim(&format!("m/{i}")),
+    let store = open_with(&server, "response-timeout=3s").await;
+    let claims: Vec<Claim> = (0..20_000)
+        .map(|i| {
+            let name = format!("m/{i}");
+            match i % 3 {
+                0 => store.plain(&name),
+                1 => store.claim(&name),
+                _ => store.shared(&name),
+            }
         })
         .collect();
-    hold_all(&store, &claims).await;
-    assert!(withdraw_all(&store, &claims).await.iter().all(released));
+    server.pause().unwrap();
+    let mut placing: FuturesUnordered<_> = claims
+        .iter()
+        .map(|claim| store.engine.place(claim))
+        .collect();
+    let first = placing.next().await.unwrap();
+    assert!(first.unwrap_err().is_retryable());
+    // Until those that have a place have failed.
+    while let Ok(Some(placed)) = tokio::time::timeout(ms(500), placing.next()).await {
+        assert!(placed.is_err(), "{placed:?}");
+    }
+    server.resume().unwrap();
+    assert!(placing.len() > claims.len() - PLACES, "{}", placing.len());
+    let others: Vec<_> = placing.collect().await;
+    assert!(others.iter().all(Result::is_ok));
+    assert!(
+        withdraw_all(&store, &claims)
+            .await
+            .iter()
+            .all(Result::is_ok)
+    );
     nothing_is_left(&server);
 }
 

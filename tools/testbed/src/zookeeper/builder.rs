@@ -24,6 +24,7 @@ pub struct ZooKeeperBuilder {
     pub(super) sessions: (Duration, Duration),
     pub(super) flags: Vec<String>,
     pub(super) tls: bool,
+    pub(super) sync_limit: u32,
 }
 
 impl ZooKeeperBuilder {
@@ -40,6 +41,13 @@ impl ZooKeeperBuilder {
         self
     }
 
+    /// For how many ticks of 200 ms a follower may be behind its leader; 5 unless given. On a busy disk a follower is behind
+    /// for seconds. With a low limit the servers then elect a leader anew.
+    pub fn sync_limit(mut self, ticks: u32) -> Self {
+        self.sync_limit = ticks;
+        self
+    }
+
     /// Another option of the Java program, such as `-Dzookeeper.forceSync=yes`.
     pub fn flag(mut self, flag: &str) -> Self {
         self.flags.push(flag.to_owned());
@@ -50,10 +58,11 @@ impl ZooKeeperBuilder {
     pub(super) fn config(&self, port: u16, dir: &Dir) -> String {
         let millis = |of: Duration| of.as_millis();
         format!(
-            "tickTime={}\ninitLimit=20\nsyncLimit=5\ndataDir={}\nclientPort={port}\nclientPortAddress=127.0.0.1\n\
+            "tickTime={}\ninitLimit=20\nsyncLimit={}\ndataDir={}\nclientPort={port}\nclientPortAddress=127.0.0.1\n\
              minSessionTimeout={}\nmaxSessionTimeout={}\nmaxClientCnxns=0\nadmin.enableServer=false\n\
              4lw.commands.whitelist=*\n",
             millis(self.tick),
+            self.sync_limit,
             dir.join("data"),
             millis(self.sessions.0),
             millis(self.sessions.1),

@@ -89,6 +89,7 @@ impl ZooKeeper {
             sessions: (Duration::from_secs(1), Duration::from_secs(3600)),
             flags: Vec::new(),
             tls: false,
+            sync_limit: 5,
         }
     }
 
