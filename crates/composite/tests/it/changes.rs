@@ -6,7 +6,7 @@ use fencelock_composite::{Phase, Routed};
 use fencelock_core::layers::{Fault, Trouble};
 use fencelock_core::{Client, Engine, Memory, Observer, StoreChange};
 
-use crate::moving::{Two, token};
+use crate::two::{Two, token};
 use crate::{name_on, until};
 
 #[derive(Debug, Default)]

@@ -13,7 +13,7 @@ use fencelock_redis::{Redis as RedisEngine, Redlock as RedlockEngine};
 use fencelock_sqlite::Sqlite;
 use fencelock_testbed::{Dir, Redis, Redlock};
 
-use crate::moving::{PACE, TIGHT, TTL, Two, token};
+use crate::two::{PACE, TIGHT, TTL, Two, token};
 
 /// Above the time in microseconds, as after a move away from MySQL: the new store would count below it.
 const HIGH: Token = Token(3_000_000_000_000_000);

@@ -11,7 +11,8 @@ use fencelock_core::layers::Layer;
 use fencelock_core::{Client, Engine, Error, LeaseKind, LockView, Memory, Promises};
 use tokio::sync::watch;
 
-use crate::moving::{NoRecord, PACE, TIGHT, TTL, Two, token};
+use crate::moving::NoRecord;
+use crate::two::{PACE, TIGHT, TTL, Two, token};
 
 fn terms() -> Prepare {
     Prepare::default().pace(PACE).tight(TIGHT)

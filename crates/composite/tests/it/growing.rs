@@ -1,154 +1,17 @@
 //! Shards that are added and removed while programs run. Names that move do so as between two stores; names that stay are not
 //! affected.
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
-use fencelock_composite::{
-    How, KeyRule, Map, Migrate, Moving, Phase, Prepare, Routed, Shards, Stepped, may_stand_alone,
-};
-use fencelock_core::engine::{Claim, Leave, RecordChange, Standing};
+use fencelock_composite::{How, Migrate, Phase, Routed, Stepped, may_stand_alone};
+use fencelock_core::engine::{Claim, Leave, Standing};
 use fencelock_core::{ClaimIds, Client, Engine, Error, LockName, Memory, Token};
-use futures_util::future::join_all;
 
-use crate::moving::{PACE, TIGHT, TTL, grow_and_differ, holds_until, knows, token, told_of};
+use crate::change::{Change, SET, terms};
+use crate::two::{TTL, grow_and_differ, holds_until, token};
 use crate::until;
-
-/// Three stores. The set `orders` has those at the places `before`, and `orders3` has those at the places `after`.
-struct Change {
-    stores: [Memory; 3],
-    before: Range<usize>,
-    after: Range<usize>,
-}
-
-const IDS: [&str; 3] = ["a", "b", "c"];
-
-/// The name of the set that makes the change.
-const SET: &str = "change";
-
-impl Change {
-    /// The first stores.
-    async fn made(before: usize, after: usize) -> Self {
-        Self::of(0..before, 0..after).await
-    }
-
-    async fn of(before: Range<usize>, after: Range<usize>) -> Self {
-        let stores = [Memory::new(), Memory::new(), Memory::new()];
-        let change = Self {
-            stores,
-            before,
-            after,
-        };
-        change.before().init().await.unwrap();
-        change
-    }
-
-    async fn prepared(before: usize, after: usize) -> Self {
-        let change = Self::made(before, after).await;
-        change.prepare(&terms()).await.unwrap();
-        change
-    }
-
-    /// The store `a` is replaced by `c`. So `b` gets names from `a`, and gives names to `c`.
-    async fn replaces() -> Self {
-        let change = Self::of(0..2, 1..3).await;
-        change.prepare(&terms()).await.unwrap();
-        change
-    }
-
-    fn shards(&self, places: &Range<usize>) -> Shards {
-        let shards = IDS[places.clone()].iter().zip(&self.stores[places.clone()]);
-        Routed::shards(
-            shards.map(|(id, store)| (*id, Arc::new(store.another()) as Arc<dyn Engine>)),
-        )
-    }
-
-    fn before(&self) -> Shards {
-        self.shards(&self.before).set("orders")
-    }
-
-    fn after(&self) -> Shards {
-        self.shards(&self.after).set("orders3")
-    }
-
-    fn stores(&self) -> Migrate {
-        Migrate::shards(self.before(), self.after()).set(SET)
-    }
-
-    async fn prepare(&self, terms: &Prepare) -> Result<Stepped, Error> {
-        let migration = self.stores().migration().unwrap();
-        migration.prepare(terms, "test").await
-    }
-
-    async fn engine(&self) -> Arc<Moving> {
-        Arc::new(self.stores().open().await.unwrap())
-    }
-
-    async fn client(&self) -> Client {
-        Client::new(self.engine().await).unwrap()
-    }
-
-    async fn begin(&self) {
-        let migration = self.stores().migration().unwrap();
-        let begun = migration.begin(&How::new("test")).await.unwrap();
-        assert_eq!(begun, Stepped::Done(Phase::BothOld));
-    }
-
-    async fn finish(&self, to: Phase) {
-        let migration = self.stores().migration().unwrap();
-        let finished = migration.finish(&How::new("test")).await.unwrap();
-        assert_eq!(finished, Stepped::Done(to));
-    }
-
-    async fn abort(&self) {
-        let migration = self.stores().migration().unwrap();
-        let aborted = migration.abort(&How::new("test")).await.unwrap();
-        assert_eq!(aborted, Stepped::Done(Phase::Old));
-    }
-
-    /// A name that is on these shards before and after the change.
-    fn name(&self, before: &str, after: &str) -> String {
-        let map = |places: &Range<usize>| {
-            let ids = IDS[places.clone()].iter();
-            Map::new(ids.map(|id| (*id, 1)), KeyRule::default()).unwrap()
-        };
-        let (old, new) = (map(&self.before), map(&self.after));
-        let mut names = (0..).map(|number| format!("name/{number}"));
-        let lies = |name: &String| old.shard_of(name) == before && new.shard_of(name) == after;
-        names.find(lies).unwrap()
-    }
-
-    /// How many claims hold a name in each store.
-    async fn held(&self, name: &str) -> [usize; 3] {
-        let name = LockName::new(name).unwrap();
-        let mut held = [0; 3];
-        for (count, store) in held.iter_mut().zip(&self.stores) {
-            *count = store.inspect().look(&name).await.unwrap().holders.len();
-        }
-        held
-    }
-
-    /// Writes a phase, with the next version, and without the wait that a real step needs.
-    async fn set_phase(&self, phase: u32) {
-        for store in &self.stores {
-            let record = store.record("", None).await.unwrap();
-            let mut text: serde_json::Value = serde_json::from_str(&record.text).unwrap();
-            if phase == Phase::Hush.number() {
-                text["hush_from"] = text["phase"].clone();
-            }
-            text["phase"] = phase.into();
-            text["version"] = (text["version"].as_u64().unwrap() + 1).into();
-            let change = RecordChange::new(record.version, text.to_string()).unwrap();
-            store.record("", Some(&change)).await.unwrap();
-        }
-    }
-}
-
-fn terms() -> Prepare {
-    Prepare::default().pace(PACE).tight(TIGHT)
-}
 
 async fn workers_over_all_steps(change: Change, name: &str, behind: usize) {
     // The tokens of the other stores are far below those of this one.
@@ -389,55 +252,6 @@ async fn a_hold_that_moves_lives_through_all_steps() {
     assert!(guard.is_valid());
     guard.release().await.unwrap();
     assert_eq!(change.held(&name).await, [0, 0, 0]);
-}
-
-/// A store that both gets and gives names has one floor for both. Each hold has one token for others all the same.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hold_has_one_token_for_others_while_a_shard_is_replaced() {
-    let change = Change::replaces().await;
-    let (client, other) = (change.client().await, change.engine().await);
-    let owner = client.owner();
-    let names = [("a", "b"), ("a", "c"), ("b", "c")].map(|(from, to)| change.name(from, to));
-    let hold_all = || {
-        join_all(names.iter().map(async |name| {
-            let request = client.lock(name).ttl(TTL).owner(&owner);
-            request.await.unwrap()
-        }))
-    };
-    let early = hold_all().await;
-    let told = told_of(&other, &early, async {
-        change.begin().await;
-        change.finish(Phase::BothNew).await;
-        knows(&other, Phase::BothNew).await;
-    });
-    let told = told.await;
-    for guard in early {
-        let told_in =
-            |phase| told.contains(&(guard.name().clone(), Some(phase), Some(guard.token())));
-        assert!(
-            [Phase::BothOld, Phase::BothNew].into_iter().all(told_in),
-            "{told:?}"
-        );
-        guard.release().await.unwrap();
-    }
-    let late = hold_all().await;
-    let told = told_of(&other, &late, async {
-        change.set_phase(2).await;
-        knows(&other, Phase::Hush).await;
-        change.abort().await;
-    });
-    let told = told.await;
-    for guard in late {
-        let told_in =
-            |phase| told.contains(&(guard.name().clone(), Some(phase), Some(guard.token())));
-        assert!(
-            [Phase::BothNew, Phase::Hush, Phase::BothOld]
-                .into_iter()
-                .all(told_in),
-            "{told:?}"
-        );
-        guard.release().await.unwrap();
-    }
 }
 
 /// The set that makes the change is no set of shards, whatever the program names as its shards.

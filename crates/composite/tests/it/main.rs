@@ -2,15 +2,18 @@
 #![allow(clippy::unwrap_used)]
 
 mod away;
+mod change;
 mod changes;
 mod dissolve;
 mod given_back;
 mod growing;
 mod moving;
 mod records;
+mod replaced;
 mod routing;
 mod sets;
 mod steps;
+mod two;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

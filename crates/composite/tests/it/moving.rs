@@ -4,142 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use fencelock_composite::{How, Migrate, Moving, Phase, Prepare, Stepped};
+use fencelock_composite::{How, Migrate, Phase, Stepped};
 use fencelock_core::engine::{Claim, Leave, Record, RecordChange, Standing, Withdrawn};
 use fencelock_core::layers::Layer;
-use fencelock_core::{ClaimIds, Client, Engine, Error, Guard, LockName, LossReason, Memory, Token};
-use tokio::task::JoinHandle;
+use fencelock_core::{ClaimIds, Client, Engine, Error, LockName, LossReason, Memory, Token};
 
+use crate::two::{PACE, TIGHT, TTL, Two, grow_and_differ, holds_until, set_phase, token};
 use crate::until;
-
-pub(crate) const PACE: Duration = Duration::from_millis(1500);
-pub(crate) const TIGHT: Duration = Duration::from_millis(300);
-pub(crate) const TTL: Duration = Duration::from_millis(900);
-
-/// Two stores in memory.
-pub(crate) struct Two {
-    pub(crate) old: Memory,
-    pub(crate) new: Memory,
-}
-
-impl Two {
-    pub(crate) fn new() -> Self {
-        let (old, new) = (Memory::new(), Memory::new());
-        Self { old, new }
-    }
-
-    /// Two stores with records: programs may be switched.
-    pub(crate) async fn prepared() -> Self {
-        let two = Self::new();
-        let terms = Prepare::default().pace(PACE).tight(TIGHT);
-        let done = two.migration().prepare(&terms, "test").await.unwrap();
-        assert_eq!(done, Stepped::Done(Phase::Old));
-        two
-    }
-
-    pub(crate) fn stores(&self) -> Migrate {
-        let store = |memory: &Memory| Arc::new(memory.another()) as Arc<dyn Engine>;
-        Migrate::between(("from", store(&self.old)), ("to", store(&self.new))).set("orders")
-    }
-
-    pub(crate) fn migration(&self) -> fencelock_composite::Migration {
-        self.stores().migration().unwrap()
-    }
-
-    pub(crate) async fn engine(&self) -> Arc<Moving> {
-        Arc::new(self.stores().open().await.unwrap())
-    }
-
-    pub(crate) async fn client(&self) -> Client {
-        Client::new(self.engine().await).unwrap()
-    }
-
-    pub(crate) async fn begin(&self) {
-        let begun = self.migration().begin(&How::new("test")).await.unwrap();
-        assert_eq!(begun, Stepped::Done(Phase::BothOld));
-    }
-
-    /// All steps, to the new store alone.
-    pub(crate) async fn move_all(&self) {
-        self.begin().await;
-        self.finish(Phase::BothNew).await;
-        self.finish(Phase::New).await;
-    }
-
-    pub(crate) async fn finish(&self, to: Phase) {
-        let finished = self.migration().finish(&How::new("test")).await.unwrap();
-        assert_eq!(finished, Stepped::Done(to));
-    }
-
-    /// Goes through the hush to the end, where a store has lost its record.
-    pub(crate) async fn finish_lost(&self) {
-        let how = How::new("test").record_lost(true);
-        let finished = self.migration().finish(&how).await.unwrap();
-        assert_eq!(finished, Stepped::Done(Phase::BothNew));
-    }
-
-    pub(crate) async fn abort(&self) {
-        let aborted = self.migration().abort(&How::new("test")).await.unwrap();
-        assert_eq!(aborted, Stepped::Done(Phase::Old));
-    }
-
-    /// How many claims hold in each store.
-    pub(crate) async fn held(&self, name: &str) -> [usize; 2] {
-        let name = LockName::new(name).unwrap();
-        let mut held = [0, 0];
-        for (count, store) in held.iter_mut().zip([&self.old, &self.new]) {
-            let view = store.inspect().look(&name).await.unwrap();
-            *count = view.holders.len();
-        }
-        held
-    }
-}
-
-pub(crate) async fn token(client: &Client, name: &str) -> Token {
-    let request = client.lock(name).ttl(TTL).timeout(Duration::from_secs(10));
-    let guard = request.await.unwrap();
-    let token = guard.token();
-    guard.release().await.unwrap();
-    token
-}
-
-pub(crate) async fn knows(engine: &Moving, phase: Phase) {
-    until("the engine knows", async || engine.phase() == Some(phase)).await;
-}
-
-/// What `attest` tells of these holds while `steps` goes on: each answer with the phase that the engine knew before.
-pub(crate) async fn told_of(
-    engine: &Moving,
-    guards: &[Guard],
-    steps: impl Future<Output = ()>,
-) -> Vec<(LockName, Option<Phase>, Option<Token>)> {
-    let mut told = Vec::new();
-    let mut attest = async || {
-        for guard in guards {
-            let phase = engine.phase();
-            let attested = engine.inspect().attest(guard.name(), guard.owner());
-            let (holder, _) = attested.await.unwrap().unwrap();
-            let wrong = holder.token.is_some_and(|token| token != guard.token());
-            assert!(!wrong, "{phase:?}: {holder:?} and not {}", guard.token());
-            let answer = (guard.name().clone(), phase, holder.token);
-            if !told.contains(&answer) {
-                told.push(answer);
-            }
-        }
-    };
-    let often = async {
-        loop {
-            attest().await;
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    tokio::select! {
-        () = steps => {}
-        () = often => {}
-    }
-    attest().await;
-    told
-}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lock_moves_and_comes_back_with_growing_tokens() {
@@ -181,39 +52,6 @@ async fn a_lock_moves_and_comes_back_with_growing_tokens() {
     watch("back to 0").await;
     done.store(true, SeqCst);
     grow_and_differ(workers).await;
-}
-
-/// Takes a lock again and again. Returns its token and whether it is valid, at the beginning and at the end of each hold.
-pub(crate) async fn holds_until(
-    done: &AtomicBool,
-    client: &Client,
-    name: &str,
-) -> Vec<(Token, bool)> {
-    let mut tokens = Vec::new();
-    while !done.load(SeqCst) {
-        let request = client.lock(name).ttl(TTL).timeout(Duration::from_secs(10));
-        let guard = request.await.unwrap();
-        tokens.push((guard.token(), guard.is_valid()));
-        tokio::time::sleep(Duration::from_millis(3)).await;
-        tokens.push((guard.token(), guard.is_valid()));
-        guard.release().await.unwrap();
-    }
-    tokens
-}
-
-/// Checks that each hold of these workers was valid to its end, that tokens grew, and that no two holds had the same one.
-pub(crate) async fn grow_and_differ(workers: Vec<JoinHandle<Vec<(Token, bool)>>>) {
-    let mut all = Vec::new();
-    for worker in workers {
-        let tokens = worker.await.unwrap();
-        assert!(tokens.is_sorted(), "{tokens:?}");
-        assert!(tokens.iter().all(|(_, valid)| *valid));
-        all.extend(tokens.iter().step_by(2).map(|(token, _)| *token));
-    }
-    let count = all.len();
-    all.sort_unstable();
-    all.dedup();
-    assert!(count > 20 && all.len() == count, "{count}");
 }
 
 #[tokio::test]
@@ -293,19 +131,6 @@ async fn clients_that_are_one_step_apart_exclude_each_other() {
     guard.release().await.unwrap();
     let token = token(&ahead, "x").await;
     assert!(token > Token(1000), "{token}");
-}
-
-/// Writes a phase without the wait that a real step needs.
-pub(crate) async fn set_phase(two: &Two, phase: u32, version: u64, floor: u64) {
-    for store in [&two.old, &two.new] {
-        let record = store.record("", None).await.unwrap();
-        let mut text: serde_json::Value = serde_json::from_str(&record.text).unwrap();
-        text["phase"] = phase.into();
-        text["version"] = version.into();
-        text["floors"] = serde_json::json!({ "to": floor, "from": floor });
-        let change = RecordChange::new(record.version, text.to_string()).unwrap();
-        store.record("", Some(&change)).await.unwrap();
-    }
 }
 
 /// A grant in the new store from before its floor was known is not believed afterwards.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use fencelock_composite::{How, Migrate, Phase, Prepare, Stepped};
 use fencelock_core::{ConfigPart, Engine, Error, Memory};
 
-use crate::moving::{PACE, TIGHT, TTL, Two, token};
+use crate::two::{PACE, TIGHT, TTL, Two, token};
 
 #[tokio::test]
 async fn one_record_is_enough_and_no_record_is_refused() {

@@ -12,7 +12,7 @@ use fencelock_core::engine::{
 use fencelock_core::layers::Layer;
 use fencelock_core::{ClaimId, ClaimIds, Client, Engine, Error, Evict, LockName, Memory, Token};
 
-use crate::moving::{TTL, Two, knows, set_phase, token, told_of};
+use crate::two::{TTL, Two, knows, set_phase, token, told_of};
 use crate::until;
 
 /// A client of the old store by itself, which was opened before the move began.
