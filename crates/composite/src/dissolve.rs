@@ -56,8 +56,7 @@ impl Migration {
         let (Some(id), None) = (ids.next(), ids.next()) else {
             return Ok(Stepped::NotYet(SEVERAL.to_owned()));
         };
-        let all: Vec<_> = self.stores.iter().map(|shard| shard.id.clone()).collect();
-        let check = |stored: &Stored| stored.check_moving(&self.set, id, &all);
+        let check = |stored: &Stored| stored.check_change(&self.set, id, &self.maps);
         dissolve(self.shard(id)?, &self.set, check, by).await
     }
 }

@@ -22,6 +22,8 @@ pub(crate) struct Known {
     drawn: BTreeMap<String, u64>,
     /// Whether the new map counts, or has counted until the hush.
     new_counts: bool,
+    /// In the hush: a lost record may have let the other map count.
+    is_unsure: bool,
     pub(crate) times: Times,
 }
 
@@ -43,6 +45,8 @@ pub(crate) struct Route {
     pub(crate) floor: Token,
     /// The tokens that the other store of a move gave while it counted: above the first of these, and at most the second one.
     before: (Token, Token),
+    /// A lost record may have let either store count, so nobody but the holder knows its token.
+    is_unsure: bool,
 }
 
 impl Route {
@@ -61,6 +65,9 @@ impl Route {
     /// before the last hush has its token from the other store. If the other store has granted the claim anew since, or has not
     /// got it, nobody but the holder knows its token.
     pub(crate) fn token_of_holder(self, own: Option<Token>, other: Option<Token>) -> Option<Token> {
+        if self.is_unsure {
+            return None;
+        }
         let granted_before = |token: &Token| *token > self.before.0 && *token <= self.before.1;
         own.filter(|own| *own > self.floor)
             .or(other.filter(granted_before))
@@ -92,6 +99,7 @@ impl Known {
             floor_before: Token(moving.taken[0]),
             drawn: moving.drawn.clone(),
             new_counts: stored.new_counts(),
+            is_unsure: stored.phase() == Phase::Hush && moving.floor_due,
             times: stored.times()?,
         })
     }
@@ -106,6 +114,7 @@ impl Known {
             floor_before: self.floor_before,
             drawn: self.drawn.clone(),
             new_counts: false,
+            is_unsure: false,
             times: self.times,
         }
     }
@@ -154,6 +163,7 @@ impl Known {
             latest: first,
             floor,
             before: (Token(0), Token(0)),
+            is_unsure: false,
         };
         if old == new {
             // Its tokens and its queue stay as they were.
@@ -176,6 +186,7 @@ impl Known {
             latest,
             floor,
             before: (self.floor_before, self.drawn(other)),
+            is_unsure: self.is_unsure,
         })
     }
 

@@ -1,5 +1,7 @@
 //! The two maps of a change: where each name lies before and after it.
 
+use std::fmt;
+
 use fencelock_core::{Error, Result};
 
 use crate::map::Map;
@@ -61,6 +63,16 @@ impl Maps {
         match only(other, of).is_empty() {
             true => only(of, other),
             false => of.shards().map(|(id, _)| id).collect(),
+        }
+    }
+}
+
+impl fmt::Display for Maps {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { old, new, sets } = self;
+        match sets {
+            None => write!(f, "{old} -> {new}"),
+            Some([before, after]) => write!(f, "{before} ({old}) -> {after} ({new})"),
         }
     }
 }

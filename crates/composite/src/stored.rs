@@ -21,8 +21,11 @@ const MOVING: &str = "moving";
 /// The kind of a record whose set is no more: programs use the store by itself. The other fields are those of its last record.
 const DISSOLVED: &str = "dissolved";
 
-/// See [`Stored::floor_after_loss`]. The clocks of administrators may differ by this.
+/// See [`given_since`]. The clocks of administrators may differ by this.
 const ROOM: Duration = Duration::from_secs(24 * 3600);
+
+/// After the loss of the arbiter's record, one version is left out: some program may know it from the lost record.
+pub(crate) const AFTER_LOSS: u64 = 2;
 
 /// The record of one store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,7 +75,7 @@ pub(crate) struct Moving {
     /// By shard: what no token of it was above in the last hush.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) drawn: BTreeMap<String, u64>,
-    /// When the last floor was taken, in seconds since 1970.
+    /// When the first of these floors was taken, in seconds since 1970.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) floors_at: Option<u64>,
     /// In the hush: the phase before it.
@@ -97,6 +100,20 @@ fn is_false(flag: &bool) -> bool {
 
 fn is_zero(floors: &[u64; 2]) -> bool {
     *floors == [0, 0]
+}
+
+/// Whether a record of this version was restored from a backup, if another store has one of version `newest`. A step that was
+/// interrupted leaves no such difference.
+pub(crate) const fn is_outdated(version: u64, newest: u64) -> bool {
+    version + AFTER_LOSS < newest
+}
+
+/// More tokens than a store can have given since then: four per microsecond, and as many as in [`ROOM`] besides. No store is known
+/// to give one per microsecond.
+fn given_since(then: u64) -> u64 {
+    let since = Duration::from_secs(now().saturating_sub(then));
+    let tokens = u64::try_from((since + ROOM).as_micros()).unwrap_or(u64::MAX);
+    tokens.saturating_mul(4)
 }
 
 /// Seconds since 1970.
@@ -161,6 +178,18 @@ impl Stored {
                 at: 0,
             }),
             ..Self::first(set, "", &maps.old, promises)
+        }
+    }
+
+    /// Takes over the floor of a shard from its last record, for the case that it loses its counter.
+    pub(crate) fn go_on_above(&mut self, shard: &str, last: &Self) {
+        let floor = last.floor(&last.shard);
+        if let (Some(moving), Some(before)) = (&mut self.moving, &last.moving)
+            && floor > Token(0)
+        {
+            moving.floors.insert(shard.to_owned(), floor.get());
+            let earlier = [moving.floors_at, before.floors_at];
+            moving.floors_at = earlier.into_iter().flatten().min();
         }
     }
 
@@ -285,17 +314,22 @@ impl Stored {
         counting.shards.contains_key(shard)
     }
 
-    /// The floor of a shard that has lost its counter: above all tokens that it may have given since its floor was taken. That is
-    /// four per microsecond, and as many as in [`ROOM`] besides. No store is known to give one per microsecond.
+    /// The floor of a shard that has lost its counter: above all tokens that it may have given since its floor was taken.
     pub(crate) fn floor_after_loss(&self, shard: &str) -> Token {
-        let floor = self.floor(shard).get();
-        let Some(moving) = &self.moving else {
-            return Token(floor);
+        let given = match &self.moving {
+            Some(moving) => given_since(moving.floors_at.unwrap_or(moving.at)),
+            None => 0,
         };
-        let taken = moving.floors_at.unwrap_or(moving.at);
-        let since = Duration::from_secs(now().saturating_sub(taken));
-        let tokens = u64::try_from((since + ROOM).as_micros()).unwrap_or(u64::MAX);
-        Token(floor.saturating_add(tokens.saturating_mul(4)))
+        Token(self.floor(shard).get().saturating_add(given))
+    }
+
+    /// How far the end of the hush raises the tokens besides. If the record of that end was lost together with the counter,
+    /// tokens above its floor may have been given.
+    pub(crate) fn room_for_lost(&self) -> u64 {
+        match &self.moving {
+            Some(moving) if moving.floor_due => given_since(moving.at),
+            _ => 0,
+        }
     }
 
     /// The old map; `None` if it is wrong.
@@ -407,6 +441,21 @@ impl Stored {
             Some(id) => Err(format!(
                 "the record of the set {set:?} names the store {id}, and this program does not; all programs must name the same stores"
             )),
+        }
+    }
+
+    /// # Errors
+    /// How this differs from the record of this store in this change. Its steps depend on both maps.
+    pub(crate) fn check_change(&self, set: &str, shard: &str, maps: &Maps) -> Result<(), String> {
+        let named = maps.old.shards().chain(maps.new.shards());
+        let ids: Vec<_> = named.map(|(id, _)| id.to_owned()).collect();
+        self.check_moving(set, shard, &ids)?;
+        match self.maps() {
+            Some(own) if own == *maps => Ok(()),
+            Some(own) => Err(format!(
+                "the set {set:?} makes the change {own}, and not {maps}; name that one, or give the other change a name of its own"
+            )),
+            None => Err("its record cannot be read (bad maps); use a newer fencelock, or restore the record".to_owned()),
         }
     }
 

@@ -47,17 +47,25 @@ pub(crate) struct Control {
     config: Config,
     name: String,
     conn: tokio::sync::Mutex<Option<Conn>>,
+    /// Whether there is an ear for which it holds the wake-up lock.
+    has_ear: AtomicBool,
 }
 
 impl Control {
     /// The control connection of the ear with this name.
     pub(crate) fn new(config: Config, name: String) -> Self {
         let conn = tokio::sync::Mutex::default();
-        Self { config, name, conn }
+        Self {
+            config,
+            name,
+            conn,
+            has_ear: false.into(),
+        }
     }
 
     /// Holds the wake-up lock of its ear from now on.
     pub(crate) async fn hold_wake_lock(&self) -> Result<()> {
+        self.has_ear.store(true, Ordering::SeqCst);
         let wake_lock = wake_lock(&self.name);
         self.run(&Request::of(format!("SELECT GET_LOCK('{wake_lock}', 1)")))
             .await
@@ -109,8 +117,16 @@ impl Control {
         Ok(conn)
     }
 
-    /// Ends the connection, unless it is in use.
+    /// Ends the connection if there is no ear.
+    pub(crate) fn hang_up_without_ear(&self) {
+        if !self.has_ear.load(Ordering::SeqCst) {
+            self.hang_up();
+        }
+    }
+
+    /// Ends the connection, unless it is in use. Its ear has ended.
     pub(crate) fn hang_up(&self) {
+        self.has_ear.store(false, Ordering::SeqCst);
         let conn = self.conn.try_lock().ok();
         if let Some(conn) = conn.and_then(|mut conn| conn.take()) {
             hang_up(conn);
@@ -229,8 +245,14 @@ impl Ear {
     /// Releases the wake-up lock, and has the control connection hold it again.
     pub(crate) async fn return_wake_lock(&mut self, control: &Control) -> Result<()> {
         let free = format!("SELECT RELEASE_LOCK('{}')", wake_lock(&self.name));
-        self.ask(&Request::of(free), Duration::ZERO).await?;
-        control.hold_wake_lock().await
+        let free = Request::of(free);
+        // It may have the lock more than once, and a late KILL may end the request.
+        loop {
+            let answers = self.ask(&free, Duration::ZERO).await?;
+            if answers.is_some_and(|answers| number(&answers[0], 0) != Some(1)) {
+                return control.hold_wake_lock().await;
+            }
+        }
     }
 
     /// Ends the connection.

@@ -1,6 +1,6 @@
 //! The connections to the hosts of a store: made, prepared and checked.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -10,7 +10,7 @@ use fencelock_core::support::Mutex;
 use fencelock_core::{ConfigPart, Error, Result, Token};
 use fencelock_sql::bound::{CloseSignal, SessionId};
 use fencelock_sql::server::SecondServer;
-use tokio::task::JoinHandle;
+use tokio::task::{AbortHandle, JoinHandle};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{AsyncMessage, Client, Row, SimpleQueryMessage, Statement};
 
@@ -29,9 +29,30 @@ const PREPARE_ALL: &str = "\
     SET idle_session_timeout = 0; SET default_transaction_isolation = 'read committed'; \
     SET client_connection_check_interval = '1s'; \
     SET enable_bitmapscan = off; SET enable_seqscan = off; SET jit = off; \
-    SELECT pg_backend_pid(), \
-        (SELECT (extract(epoch FROM backend_start) * 1000000)::bigint FROM pg_stat_activity WHERE pid = pg_backend_pid()), \
-        pg_is_in_recovery()";
+    SELECT pg_backend_pid(), pg_is_in_recovery()";
+/// Gives a connection its mark: the last word of its application name. Behind a pooler that gives each session a connection, the
+/// server's process goes on for another client, and the pooler's `DISCARD ALL` removes the mark. So nobody takes the other
+/// client's connection for this one, and ends it.
+fn set_mark(mark: u64) -> String {
+    format!(
+        "SELECT set_config('application_name', concat_ws(' ', \
+         nullif(nullif(left(current_setting('application_name'), 36), ''), 'fencelock'), 'fencelock-{mark:x}'), false); "
+    )
+}
+
+/// The SQL condition that a connection with this application name has this mark.
+macro_rules! has_mark {
+    ($application_name:literal, $mark:literal) => {
+        concat!(
+            $application_name,
+            " LIKE '%fencelock-' || to_hex(",
+            $mark,
+            ")"
+        )
+    };
+}
+pub(super) use has_mark;
+
 /// A second statement, in a transaction of its own.
 const CHECK: &str = "SELECT pg_backend_pid()";
 
@@ -44,13 +65,17 @@ pub(crate) struct Hosts {
     /// The first host to try: the one that answered last.
     pub(super) first: AtomicUsize,
     pub(super) second_server: SecondServer,
-    /// The open connections, by their names at the server.
-    open: Arc<Mutex<HashSet<String>>>,
+    open: Open,
 }
+
+/// The tasks of the open connections, by the ids of the server's processes.
+type Open = Arc<Mutex<HashMap<String, AbortHandle>>>;
 
 pub(crate) struct Session {
     pub(super) client: Client,
+    /// The id of the server's process, and the mark of this connection.
     pub(super) id: SessionId,
+    pid: String,
     /// The time to which tokens were lifted when the connection was made, or the last token that it has drawn. Its next token
     /// is above this.
     pub(super) floor: Token,
@@ -59,7 +84,7 @@ pub(crate) struct Session {
     /// The last idle timeout that was set.
     pub(super) idle: Option<Duration>,
     statements: HashMap<&'static str, Statement>,
-    open: Arc<Mutex<HashSet<String>>>,
+    open: Open,
     task: JoinHandle<()>,
 }
 
@@ -141,6 +166,7 @@ impl Hosts {
         let mut session = Session {
             client,
             id: SessionId(String::new()),
+            pid: String::new(),
             floor: Token(0),
             recovering: false,
             idle: None,
@@ -174,19 +200,20 @@ impl Hosts {
             true => PREPARE_TO_LOOK,
             false => PREPARE,
         };
-        let prepare = format!("{access}{PREPARE_ALL}");
+        // Not the largest numbers: the tables have signed ones.
+        let mark = fastrand::u64(..) >> 1;
+        let prepare = format!("{access}{}{PREPARE_ALL}", set_mark(mark));
         let answer = session.client.simple_query(&prepare).await;
         let answer = answer.map_err(|error| self.error("preparing a connection", error))?;
         let row = columns(&answer).ok_or_else(|| self.internal("no answer to a SELECT"))?;
-        let [pid, started, recovering] = row.as_slice() else {
+        let [pid, recovering] = row.as_slice() else {
             return Err(self.internal("a SELECT has other columns than it names"));
         };
         session.recovering = recovering == "t";
-        let id = format!("{pid}@{started}");
-        if !self.is_at(session, pid).await? || !self.open.lock().insert(id.clone()) {
+        if !self.is_at(session, pid).await? || !session.is_alone_at(pid) {
             return Err(self.pooled());
         }
-        session.id = SessionId(id);
+        session.id = SessionId(format!("{pid}@{mark}"));
         Ok(())
     }
 
@@ -232,6 +259,14 @@ impl Hosts {
 }
 
 impl Session {
+    /// Whether no other open connection of this client has the server's process with this id. One that is closed may have had it.
+    fn is_alone_at(&mut self, pid: &str) -> bool {
+        let mut open = self.open.lock();
+        let other = open.insert(pid.to_owned(), self.task.abort_handle());
+        pid.clone_into(&mut self.pid);
+        other.is_none_or(|other| other.is_finished())
+    }
+
     /// Runs a statement, which is prepared the first time.
     pub(super) async fn query(
         &mut self,
@@ -270,7 +305,13 @@ impl Drop for Session {
     fn drop(&mut self) {
         // Ends the connection at once, whatever is under way on it.
         self.task.abort();
-        self.open.lock().remove(&self.id.0);
+        let mut open = self.open.lock();
+        if open
+            .get(&self.pid)
+            .is_some_and(|task| task.id() == self.task.id())
+        {
+            open.remove(&self.pid);
+        }
     }
 }
 

@@ -28,6 +28,7 @@ CREATE TABLE IF NOT EXISTS fencelock_bound (
     since timestamptz NOT NULL,
     asked boolean NOT NULL DEFAULT false,
     pid integer NOT NULL,
+    -- The mark of the connection: the end of its application name, after `fencelock-`, as a number.
     started bigint NOT NULL
 );
 CREATE INDEX IF NOT EXISTS fencelock_bound_name ON fencelock_bound (name);

@@ -392,7 +392,8 @@ async fn zookeeper_a_silent_client_loses_alone() {
 #[tokio::test]
 async fn redlock_a_silent_client_loses_alone() {
     let redlock = Redlock::start(3).unwrap();
-    let at = replica(fencelock::open_engine(redlock.url()).await.unwrap()).await;
+    let url = format!("{}?node-timeout=500ms", redlock.url());
+    let at = replica(fencelock::open_engine(url).await.unwrap()).await;
     assert_eq!(
         ask(&at, "GET", "/v1/store", "").await.is(200)["binding"],
         "replica"

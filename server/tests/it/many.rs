@@ -13,13 +13,10 @@ use crate::client::{Client, look, one, replica};
 async fn many_holds_are_renewed_with_one_call_and_answered_in_order() {
     let meter = Arc::new(Meter::new(Arc::new(Memory::new())));
     let (at, client) = (replica(Arc::clone(&meter) as _).await, Client::new());
-    let mut claims = Vec::new();
-    for number in 0..500 {
-        let (id, name) = (client.claim(), format!("lock/{number}"));
-        let token = client.take(&at, id, &name).await;
-        claims.push(json!({"claim": id, "name": name, "token": token}));
-    }
-    claims.reverse();
+    let taken = client.take_many(&at, 500).await.into_iter().rev();
+    let mut claims: Vec<_> = taken
+        .map(|(id, name, token)| json!({"claim": id, "name": name, "token": token}))
+        .collect();
     claims[7]["token"] = json!(1_000_000);
     let renewed = client
         .ask(&at, "POST", "/v1/renewals", &json!({"claims": claims}))
@@ -45,14 +42,10 @@ async fn single_renewals_that_come_while_a_batch_is_out_form_the_next_one() {
         Arc::new(replica(Arc::new(fault)).await),
         Arc::new(Client::new()),
     );
-    let mut holds = Vec::new();
-    for number in 0..50 {
-        let (id, name) = (client.claim(), format!("lock/{number}"));
-        holds.push((id, client.take(&at, id, &name).await, name));
-    }
+    let holds = client.take_many(&at, 50).await;
     handle.next([Trouble::Hold]);
     let mut renewals = JoinSet::new();
-    for (id, token, name) in holds {
+    for (id, name, token) in holds {
         let (at, client) = (Arc::clone(&at), Arc::clone(&client));
         renewals.spawn(async move { client.renew(&at, id, &name, token).await.is(200) });
     }

@@ -190,6 +190,7 @@ impl Migration {
         let arbiter = opened.ids.iter().position(|id| Some(id.as_str()) == first);
         Records {
             set: &self.set,
+            maps: &self.maps,
             ids: &opened.ids,
             engines: &opened.engines,
             adopts,

@@ -25,23 +25,26 @@ pub(crate) struct Taken {
     pub(crate) drawn: Vec<Token>,
 }
 
-/// Draws a token in each of these stores, and raises the counters of `targets` above the highest of them. It is called in the
-/// hush, when no client can begin to believe in a grant. So every token in which a client believes is at most the result.
+/// Draws a token in each of these stores, and raises the counters of `targets` above the highest of them and `room` more. It is
+/// called in the hush, when no client can begin to believe in a grant. So every token in which a client believes is at most the
+/// result.
 ///
 /// The tokens of the new store are included. So a grant that it made before it counted is not above the floor, and everybody
 /// can tell which store's token its holder uses.
 pub(crate) async fn take(
     engines: &[Arc<dyn Engine>],
     targets: &[Arc<dyn Engine>],
+    room: u64,
 ) -> Result<Taken> {
     let mut drawn = Vec::new();
     for engine in engines {
         drawn.push(probe(engine, Token(0)).await?);
     }
-    let floor = drawn.iter().copied().max().unwrap_or(Token(0));
+    let highest = drawn.iter().map(|token| token.get()).max().unwrap_or(0);
+    let floor = Token(highest.saturating_add(room));
     if floor > MAX_FLOOR {
         let why = format!(
-            "a store's last token is {floor}, and tokens cannot be raised above more than {MAX_FLOOR}; use new names for the locks"
+            "new tokens would have to be above {floor}, and tokens cannot be raised above more than {MAX_FLOOR}; use new names for the locks"
         );
         return Err(Error::invalid("floor", floor.to_string(), why));
     }

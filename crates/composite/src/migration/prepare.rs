@@ -165,13 +165,13 @@ impl Migration {
                 Found::Over(last) => {
                     check_pace(&**engine, &last, times)?;
                     version = version.max(last.version);
-                    over.push(at);
+                    over.push((at, last));
                 }
             }
         }
         let added = self.maps.added();
         if made {
-            for at in over {
+            for (at, _) in over {
                 let new = added.contains(&opened.ids[at].as_str());
                 records.take_over(at, before[at].version, new).await?;
             }
@@ -183,6 +183,9 @@ impl Migration {
                 check_unused(&**opened.at(id)?).await?;
             }
             let mut first = Stored::first_moving(&self.set, &self.maps, promised, times, by);
+            for (at, last) in &over {
+                first.go_on_above(&opened.ids[*at], last);
+            }
             first.version = version + 1;
             if let Some(moving) = &mut first.moving {
                 moving.at = now();
@@ -266,7 +269,7 @@ impl Migration {
             return Ok(Found::Over(Box::new(last)));
         }
         let own = Stored::parse(text).and_then(|stored| {
-            stored.check_moving(&self.set, &records.ids[at], records.ids)?;
+            stored.check_change(&self.set, &records.ids[at], &self.maps)?;
             Ok(stored)
         });
         let (before, is_over) = self.earlier(&records.ids[at], text);

@@ -7,20 +7,19 @@ use fencelock_core::engine::{MAX_FLOOR, Record, RecordChange};
 use fencelock_core::{BootInstant, Clock, ConfigPart, Engine, Error, Result, Token};
 use futures_util::future::join_all;
 
+use crate::maps::Maps;
 use crate::migration::floor;
 use crate::phase::Phase;
-use crate::stored::{Stored, now};
+use crate::stored::{AFTER_LOSS, Stored, is_outdated, now};
 use crate::unused::check_unused;
 
 /// How often to try again because somebody else wrote at the same moment.
 pub(crate) const ROUNDS: u32 = 20;
 
-/// After the loss of the arbiter's record, one version is left out: some program may know it from the lost record.
-pub(crate) const AFTER_LOSS: u64 = 2;
-
 /// The stores of a set, opened to make a step.
 pub(crate) struct Records<'a> {
     pub(crate) set: &'a str,
+    pub(crate) maps: &'a Maps,
     pub(crate) ids: &'a [String],
     pub(crate) engines: &'a [Arc<dyn Engine>],
     pub(crate) arbiter: usize,
@@ -57,7 +56,7 @@ impl Records<'_> {
             return Ok(Read { record, stored });
         }
         let stored = Stored::parse(&record.text).and_then(|stored| {
-            stored.check_moving(self.set, &self.ids[at], self.ids)?;
+            stored.check_change(self.set, &self.ids[at], self.maps)?;
             Ok(stored)
         });
         let stored =
@@ -141,15 +140,18 @@ impl Records<'_> {
         }
     }
 
-    /// Raises the floor of a store that counts and has lost its record, and so perhaps its counter of tokens. Its tokens may have
-    /// been ahead of the time, so a new counter does not begin above them. Returns whether there was such a store. If this is
-    /// interrupted, the floor is raised twice, which does no harm.
+    /// Raises the floor of a store that counts and has lost its record, or has a much older one, and so perhaps has lost its
+    /// counter of tokens. Its tokens may have been ahead of the time, so a new counter does not begin above them. Returns whether
+    /// there was such a store. If this is interrupted, the floor is raised twice, which does no harm.
     async fn raise_after_loss(&self, reads: &[Read]) -> Result<bool> {
         let found = reads.iter().filter_map(|read| read.stored.as_ref());
         let Some(highest) = found.max_by_key(|stored| stored.version) else {
             return Ok(false);
         };
-        let lost = |at: &usize| reads[*at].stored.is_none();
+        let lost = |at: &usize| {
+            let stored = reads[*at].stored.as_ref();
+            stored.is_none_or(|stored| is_outdated(stored.version, highest.version))
+        };
         let counts = |at: &usize| highest.counts_in(&self.ids[*at]);
         let raised = |at: &usize| highest.floor(&self.ids[*at]) > Token(0);
         let lost: Vec<_> = (0..reads.len()).filter(lost).collect();
@@ -175,7 +177,7 @@ impl Records<'_> {
         }
         if let Some(moving) = &mut next.moving {
             moving.floors.extend(floors);
-            moving.floors_at = Some(now());
+            moving.floors_at.get_or_insert_with(now);
             if lost.contains(&self.arbiter) {
                 moving.floor_due = true;
             }
@@ -191,8 +193,8 @@ impl Records<'_> {
         Ok(true)
     }
 
-    /// Gives the arbiter a record if it has lost its own, or if its own is older than that of another store. That happens if it
-    /// was restored from a backup, or was away while the others went on. Returns whether a record was written by anybody.
+    /// Gives the arbiter a record if it has lost its own, or if its own is older than that of another store, since it was restored
+    /// from a backup. Returns whether a record was written by anybody.
     async fn mend_arbiter(&self, reads: &[Read]) -> Result<bool> {
         let found = reads.iter().filter_map(|read| read.stored.as_ref());
         let Some(highest) = found.max_by_key(|stored| stored.version) else {
@@ -200,19 +202,15 @@ impl Records<'_> {
             return Err(Error::config(self.set, ConfigPart::Record, why));
         };
         let own = &reads[self.arbiter];
-        let wanted = match &own.stored {
-            Some(stored) if stored.version >= highest.version => return Ok(false),
-            Some(_) => highest.clone(),
-            None => {
-                let mut found = highest.clone();
-                found.version += AFTER_LOSS;
-                if let Some(moving) = &mut found.moving {
-                    // The lost record may have been the end of the hush, so tokens of the other store may have counted.
-                    moving.floor_due = true;
-                }
-                found
-            }
-        };
+        if (own.stored.as_ref()).is_some_and(|stored| stored.version >= highest.version) {
+            return Ok(false);
+        }
+        let mut wanted = highest.clone();
+        wanted.version += AFTER_LOSS;
+        if let Some(moving) = &mut wanted.moving {
+            // The lost record may have been the end of the hush, so tokens of the other store may have counted.
+            moving.floor_due = true;
+        }
         let wanted = wanted.of_shard(&self.ids[self.arbiter]);
         self.write(self.arbiter, own.record.version, &wanted)
             .await?;

@@ -97,7 +97,7 @@ impl Migration {
             match read {
                 Ok(text) if text.is_empty() => why = Some("it has no record".to_owned()),
                 Ok(text) => {
-                    let stored = self.understand(&shard.id, &ids, &text)?;
+                    let stored = self.understand(&shard.id, &text)?;
                     version = Some(stored.version);
                     if highest
                         .as_ref()
@@ -133,9 +133,9 @@ impl Migration {
         status
     }
 
-    fn understand(&self, id: &str, ids: &[String], text: &str) -> Result<Stored> {
+    fn understand(&self, id: &str, text: &str) -> Result<Stored> {
         let stored = Stored::parse(text).and_then(|stored| {
-            stored.check_moving(&self.set, id, ids)?;
+            stored.check_change(&self.set, id, &self.maps)?;
             Ok(stored)
         });
         stored.map_err(|why| Error::config(format!("{} ({id})", self.set), ConfigPart::Record, why))

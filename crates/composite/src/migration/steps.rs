@@ -8,9 +8,9 @@ use fencelock_core::{BootInstant, Clock, ConfigPart, Engine, Error, Purpose, Res
 use crate::migration::change::{How, Migration, Opened, Stepped, close};
 use crate::migration::floor;
 use crate::migration::pairs::{Pairs, Side, Unpaired};
-use crate::migration::records::{AFTER_LOSS, Records, Settled};
+use crate::migration::records::{Records, Settled};
 use crate::phase::Phase;
-use crate::stored::{Stored, now};
+use crate::stored::{AFTER_LOSS, Stored, now};
 use crate::times::Times;
 use crate::unused::check_unused;
 
@@ -218,9 +218,8 @@ impl Migration {
 
     async fn finish_alone(&self, id: &str, store: &dyn Engine, how: &How<'_>) -> Result<Stepped> {
         let record = store.record("", None).await?;
-        let ids: Vec<_> = self.stores.iter().map(|shard| shard.id.clone()).collect();
         let stored = Stored::parse(&record.text).and_then(|stored| {
-            stored.check_moving(&self.set, id, &ids)?;
+            stored.check_change(&self.set, id, &self.maps)?;
             Ok(stored)
         });
         let stored = stored.map_err(|why| Error::config(store, ConfigPart::Record, why))?;
@@ -346,22 +345,20 @@ impl Migration {
             #[cfg(fencelock_planted)]
             let changes = changes || (phase, to) == (phase, without_hush(phase, Phase::Hush));
             if changes {
-                let taken = self.take_floor(opened, to).await?;
+                let taken = self
+                    .take_floor(opened, to, from.stored.room_for_lost())
+                    .await?;
                 let targets = self.owners_after(to).into_iter();
                 let floor = taken.floor.get();
                 moving
                     .floors
                     .extend(targets.map(|id| (id.to_owned(), floor)));
-                // After a loss the same stores may count again. Nobody can tell then which tokens counted before the hush.
-                let earlier = if before == Some(to.number()) {
-                    floor
-                } else {
-                    moving.taken[1]
-                };
+                // After a loss nobody can tell which stores' tokens have counted last.
+                let earlier = if floor_due { floor } else { moving.taken[1] };
                 moving.taken = [earlier, floor];
                 let drawn = taken.drawn.iter().map(|token| token.get());
                 moving.drawn = opened.ids.iter().cloned().zip(drawn).collect();
-                moving.floors_at = Some(now());
+                moving.floors_at.get_or_insert_with(now);
             }
         }
         Ok(Ok(records.step(from, &next).await?))
@@ -390,11 +387,11 @@ impl Migration {
         self.maps.owners_of_moved(to == Phase::BothNew)
     }
 
-    async fn take_floor(&self, opened: &Opened, to: Phase) -> Result<floor::Taken> {
+    async fn take_floor(&self, opened: &Opened, to: Phase, room: u64) -> Result<floor::Taken> {
         let targets = self.owners_after(to).into_iter();
         let targets = targets.map(|id| opened.at(id).cloned());
         let targets: Vec<_> = targets.collect::<Result<_>>()?;
-        floor::take(&opened.engines, &targets).await
+        floor::take(&opened.engines, &targets, room).await
     }
 
     /// Why the stores are not ready for the beginning.
@@ -407,8 +404,9 @@ impl Migration {
         if stored.is_given_back() {
             for id in self.maps.added() {
                 // Programs may have begun to use the store by itself.
-                if let Err(Error::Config { why, .. }) = check_unused(&**opened.at(id)?).await {
-                    return Ok(Some(format!("[{id}] {why}")));
+                match check_unused(&**opened.at(id)?).await {
+                    Err(Error::Config { why, .. }) => return Ok(Some(format!("[{id}] {why}"))),
+                    checked => checked?,
                 }
             }
         }
@@ -431,7 +429,7 @@ impl Migration {
                 )));
             }
         }
-        let tokens = floor::take(&opened.engines, &[]).await;
+        let tokens = floor::take(&opened.engines, &[], 0).await;
         match tokens {
             Err(Error::Invalid { why, .. }) => Ok(Some(format!("{why} ({MAX_FLOOR})"))),
             tokens => tokens.map(|_| None),

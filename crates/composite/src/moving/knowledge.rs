@@ -10,7 +10,7 @@ use fencelock_core::{BootInstant, LockName};
 use tokio::sync::watch;
 
 use crate::known::{Known, Route};
-use crate::stored::Stored;
+use crate::stored::{Stored, is_outdated};
 
 #[derive(Debug)]
 pub(crate) struct Knowledge {
@@ -27,8 +27,8 @@ struct State {
     confirmed: BootInstant,
     /// By member: when the latest read with any answer was sent.
     answered: Vec<BootInstant>,
-    /// By member: whether that answer had a record.
-    recorded: Vec<bool>,
+    /// By member: the version of the record in that answer; 0 if it had none.
+    versions: Vec<u64>,
 }
 
 /// The knowledge at one moment.
@@ -54,7 +54,7 @@ impl Knowledge {
                 known: None,
                 confirmed: long_ago,
                 answered: vec![long_ago; members],
-                recorded: vec![false; members],
+                versions: vec![0; members],
             }),
             version: watch::Sender::new(0),
         }
@@ -66,7 +66,7 @@ impl Knowledge {
         let mut state = self.state.lock();
         if asked >= state.answered[member] {
             state.answered[member] = asked;
-            state.recorded[member] = stored.is_some();
+            state.versions[member] = stored.map_or(0, |stored| stored.version);
         }
         let Some(known) = stored.and_then(Known::of) else {
             return;
@@ -108,13 +108,17 @@ impl Knowledge {
 
     /// Whether knowledge carries a new grant by this route at this moment: the version was confirmed recently, and each store
     /// of the name has answered recently. So a store that returns with old data cannot decide. The store that counts must have
-    /// a record. Otherwise it may be a different store, or have lost its locks and its tokens with its record.
+    /// a record that is not much older. Otherwise it may be a different store, or have lost its locks and its tokens with its record.
     pub(crate) fn carries_grant(&self, now: &Now, route: Route, at: BootInstant) -> bool {
         let state = self.state.lock();
         if state.known.as_ref().map(|known| known.version) != Some(now.known.version) {
             return false;
         }
-        if route.counts.is_some_and(|counts| !state.recorded[counts]) {
+        let has_lost_it = |member: usize| {
+            let version = state.versions[member];
+            version == 0 || is_outdated(version, now.known.version)
+        };
+        if route.counts.is_some_and(has_lost_it) {
             return false;
         }
         let answered = route.stores().map(|store| state.answered[store]).min();
@@ -125,7 +129,7 @@ impl Knowledge {
     /// Whether this store answered without a record.
     pub(crate) fn has_no_record(&self, member: usize) -> bool {
         let state = self.state.lock();
-        state.answered[member] > BootInstant::from_nanos(0) && !state.recorded[member]
+        state.answered[member] > BootInstant::from_nanos(0) && state.versions[member] == 0
     }
 
     /// When the latest read of this store with an answer was sent.

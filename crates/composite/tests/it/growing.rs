@@ -254,6 +254,35 @@ async fn a_hold_that_moves_lives_through_all_steps() {
     assert_eq!(change.held(&name).await, [0, 0, 0]);
 }
 
+/// Each change has a set of its own. The steps of another one would be those of the wrong shards.
+#[tokio::test]
+async fn a_change_back_is_another_change() {
+    let change = Change::prepared(2, 3).await;
+    change.begin().await;
+    change.finish(Phase::BothNew).await;
+    change.finish(Phase::New).await;
+    let back = || {
+        let back = Migrate::shards(change.after(), change.before());
+        back.set(SET).migration().unwrap()
+    };
+    let how = How::new("test");
+    for refused in [
+        back().prepare(&terms(), "test").await,
+        back().begin(&how).await,
+        back().finish(&how).await,
+        back().abort(&how).await,
+        back()
+            .status()
+            .await
+            .map(|status| Stepped::Done(status.phase)),
+    ] {
+        let why = refused.unwrap_err().to_string();
+        assert!(why.contains("makes the change orders (a"), "{why}");
+    }
+    let prepared = back().prepare(&terms().replace(true), "test").await;
+    assert_eq!(prepared.unwrap(), Stepped::Done(Phase::Old));
+}
+
 /// The set that makes the change is no set of shards, whatever the program names as its shards.
 #[tokio::test]
 async fn the_set_that_makes_the_change_is_not_opened_as_shards() {

@@ -156,6 +156,90 @@ async fn tokens_grow_after_the_loss_of_the_store_that_counts() {
     assert_eq!(again.version, status.version);
 }
 
+/// Writes a record into one store, as a restored backup has it.
+async fn restore(store: &Memory, text: &str) {
+    let now = store.record("", None).await.unwrap();
+    let change = RecordChange::new(now.version, text).unwrap();
+    store.record("", Some(&change)).await.unwrap();
+}
+
+/// The end of the hush, by which the old store counted again, is lost together with that store.
+#[tokio::test]
+async fn tokens_grow_after_the_loss_of_the_end_of_the_hush() {
+    let two = Two::prepared().await;
+    two.begin().await;
+    two.finish(Phase::BothNew).await;
+    let client = two.client().await;
+    let mut floor = token(&client, "x").await;
+    for _ in 0..5 {
+        floor = token(&client, "x").await;
+    }
+    for store in [&two.old, &two.new] {
+        let text = store.record("", None).await.unwrap().text;
+        let mut hush: serde_json::Value = serde_json::from_str(&text).unwrap();
+        hush["hush_from"] = hush["phase"].clone();
+        hush["phase"] = Phase::Hush.number().into();
+        hush["version"] = (hush["version"].as_u64().unwrap() + 1).into();
+        restore(store, &hush.to_string()).await;
+    }
+    let claim = claim().floor(Token(floor.get() + 10));
+    let Standing::Held(lost) = two.old.place(&claim).await.unwrap() else {
+        panic!("it is free");
+    };
+    let emptied = Two {
+        old: Memory::new(),
+        new: two.new.another(),
+    };
+    let how = How::new("test").record_lost(true);
+    let done = emptied.migration().abort(&how).await.unwrap();
+    assert_eq!(done, Stepped::Done(Phase::Old));
+    let next = token(&emptied.client().await, "x").await;
+    assert!(
+        next > lost.tokens.first,
+        "{next} after {}",
+        lost.tokens.first
+    );
+}
+
+/// A client may know the version that the arbiter had before. So that version is not used again.
+#[tokio::test]
+async fn a_version_that_a_restored_arbiter_had_is_left_out() {
+    let two = Two::prepared().await;
+    two.begin().await;
+    let old = two.old.record("", None).await.unwrap().text;
+    two.finish(Phase::BothNew).await;
+    let version = async || two.migration().status().await.unwrap().stores[0].version;
+    let before = version().await;
+    restore(&two.old, &old).await;
+    let how = How::new("test").to(Phase::BothNew);
+    let done = two.migration().finish(&how).await.unwrap();
+    assert_eq!(done, Stepped::Done(Phase::BothNew));
+    assert_eq!(version().await, before.map(|version| version + 2));
+}
+
+/// Its tokens since the backup would be given again.
+#[tokio::test]
+async fn a_store_that_counts_and_was_restored_grants_nothing_until_its_tokens_are_raised() {
+    let two = Two::prepared().await;
+    let first = two.new.record("", None).await.unwrap().text;
+    two.move_all().await;
+    let client = two.client().await;
+    let last = token(&client, "x").await;
+    restore(&two.new, &first).await;
+    until("nothing is granted", async || {
+        let request = client.try_lock("x").ttl(TTL).await;
+        request.is_err_and(|error| error.is_away())
+    })
+    .await;
+    let done = two.migration().finish(&How::new("test")).await.unwrap();
+    assert_eq!(done, Stepped::Done(Phase::New));
+    let next = token(&two.client().await, "x").await;
+    assert!(
+        next.get() > last.get() + 1_000_000_000,
+        "{next} after {last}"
+    );
+}
+
 /// A process within a hold gets the owner's token in every phase, or none. It never gets that of a claim which a store has
 /// granted anew.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -185,6 +185,10 @@ impl Dialect for Leases {
         self.ears.listener.next_message().await
     }
 
+    async fn finish(&self) {
+        self.ears.finish().await;
+    }
+
     fn close(&self) {
         self.ears.close();
     }

@@ -47,6 +47,10 @@ impl Ears {
         }
     }
 
+    pub(super) async fn finish(&self) {
+        self.waker.finish().await;
+    }
+
     pub(super) fn close(&self) {
         self.listener.close();
         self.waker.close();

@@ -6,15 +6,18 @@ use std::time::Duration;
 use fencelock_core::support::Mutex;
 use fencelock_core::{ClaimId, LockName};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::task::AbortHandle;
+use tokio::task::JoinHandle;
 
 use super::stored::name;
 use crate::ear::{Control, EAR, kill, wake};
 use crate::request::{NOW, Request, bytes};
 use crate::tables::Tables;
 
-/// A control connection that was not used for this long is closed.
+/// A control connection that was not used for this long is closed, unless there is an ear.
 const IDLE: Duration = Duration::from_secs(60);
+
+/// How long the end of the client waits for the requests that are still to be sent.
+const LAST_REQUESTS: Duration = Duration::from_millis(500);
 
 /// Whom to wake.
 #[derive(Debug)]
@@ -31,7 +34,7 @@ pub(super) enum Whom {
 pub(super) struct BackgroundWaker {
     tables: Arc<Tables>,
     control: Arc<Control>,
-    task: Mutex<Option<(UnboundedSender<Whom>, AbortHandle)>>,
+    task: Mutex<Option<(UnboundedSender<Whom>, JoinHandle<()>)>>,
 }
 
 impl BackgroundWaker {
@@ -58,7 +61,21 @@ impl BackgroundWaker {
         // This cannot fail: the receiver exists.
         let _ = sender.send(whom);
         let waking = wake_all(Arc::clone(&self.tables), Arc::clone(&self.control), queued);
-        *task = Some((sender, tokio::spawn(waking).abort_handle()));
+        *task = Some((sender, tokio::spawn(waking)));
+    }
+
+    /// Waits until everybody is woken, who would otherwise ask only after a while.
+    pub(super) async fn finish(&self) {
+        let task = self.task.lock().take();
+        if let Some((sender, mut task)) = task {
+            drop(sender);
+            if tokio::time::timeout(LAST_REQUESTS, &mut task)
+                .await
+                .is_err()
+            {
+                task.abort();
+            }
+        }
     }
 
     pub(super) fn close(&self) {
@@ -75,6 +92,7 @@ async fn wake_all(tables: Arc<Tables>, control: Arc<Control>, mut queued: Unboun
             tracing::debug!(%error, "a waiter is not woken; it will ask");
         }
     }
+    control.hang_up_without_ear();
 }
 
 fn request(tables: &Tables, whom: Whom) -> Request {

@@ -85,6 +85,23 @@ async fn every_release_wakes() {
     held.release().await.unwrap();
 }
 
+/// As a command that holds a lock while another command runs.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_ends_after_its_release_has_woken_the_waiter() {
+    let server = MariaDb::start().unwrap();
+    let (one, two) = (client(&server).await, client(&server).await);
+    let held = take(&one, "a").await;
+    let waiting = wait_for(&server, two.lock("a"), 1).await;
+    has_just_asked(&server).await;
+    let kills = || status(&server, "Com_kill");
+    let before = kills();
+    held.release().await.unwrap();
+    one.close().await.unwrap();
+    assert!(kills() > before);
+    let next = soon("the next hold", waiting).await.unwrap().unwrap();
+    next.release().await.unwrap();
+}
+
 /// Readers are not granted the lock by the releaser. It wakes them.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_mode_and_every_way_to_a_turn_wakes() {

@@ -199,23 +199,18 @@ impl Dialect for Advisory {
     }
 
     async fn is_open(&self, control: &mut Session, session: &SessionId) -> Result<bool> {
-        let (pid, started) = numbers(session);
+        let (pid, mark) = numbers(session);
         let rows = control
-            .query(
-                &self.hosts,
-                "waiting for a lock",
-                IS_OPEN,
-                &[&pid, &started],
-            )
+            .query(&self.hosts, "waiting for a lock", IS_OPEN, &[&pid, &mark])
             .await?;
         Ok(!rows.is_empty())
     }
 
     async fn end(&self, control: &mut Session, session: &SessionId) -> Result<()> {
         let action = "ending a connection that was given up (needs the same user, or membership in pg_signal_backend)";
-        let (pid, started) = numbers(session);
+        let (pid, mark) = numbers(session);
         let rows = control
-            .query(&self.hosts, action, END, &[&pid, &started])
+            .query(&self.hosts, action, END, &[&pid, &mark])
             .await?;
         if rows.first().is_some_and(|row| !row.get::<_, bool>(0)) {
             let why = "the connection has not ended yet";
@@ -223,7 +218,7 @@ impl Dialect for Advisory {
         }
         const DELETE: &str = "DELETE FROM fencelock_bound WHERE pid = $1 AND started = $2";
         control
-            .query(&self.hosts, action, DELETE, &[&pid, &started])
+            .query(&self.hosts, action, DELETE, &[&pid, &mark])
             .await
             .map(drop)
     }

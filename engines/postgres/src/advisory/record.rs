@@ -44,7 +44,7 @@ impl Advisory {
         write: &Statement,
         record: &Record,
     ) -> Result<u64, tokio_postgres::Error> {
-        let (pid, started) = numbers(&record.session);
+        let (pid, mark) = numbers(&record.session);
         let held = Clock::Boot.now().since(record.since).as_secs_f64();
         let ttl = i64::try_from(record.ttl.as_millis()).unwrap_or(i64::MAX);
         let values: Values<'_> = &[
@@ -60,7 +60,7 @@ impl Advisory {
             &ttl,
             &held,
             &pid,
-            &started,
+            &mark,
         ];
         control.client.execute(write, values).await
     }
@@ -78,16 +78,14 @@ pub(super) fn integer(token: Token) -> i64 {
     i64::try_from(token.get()).unwrap_or(i64::MAX)
 }
 
-/// The pid and the start of a connection.
+/// The id of the server's process and the mark of a connection.
 pub(super) fn numbers(session: &SessionId) -> (i32, i64) {
     let parts = session.0.split_once('@');
     let number = |text: &str| text.parse::<i64>().ok();
-    let (pid, started) = parts.map_or((None, None), |(pid, started)| {
-        (number(pid), number(started))
-    });
+    let (pid, mark) = parts.map_or((None, None), |(pid, mark)| (number(pid), number(mark)));
     // These numbers belong to no connection.
     (
         pid.and_then(|pid| i32::try_from(pid).ok()).unwrap_or(0),
-        started.unwrap_or(0),
+        mark.unwrap_or(0),
     )
 }

@@ -1,5 +1,7 @@
 //! The statements of the advisory strategy.
 
+use crate::connection::has_mark;
+
 /// The advisory lock of a name. The seed of the hash is the class of these locks.
 macro_rules! key {
     ($name:literal) => {
@@ -45,12 +47,16 @@ pub(super) const RELEASE_SHARED: &str = concat!(
     "), pg_advisory_unlock_all()"
 );
 
-/// Records of open connections. A user who may not see the connections of others still sees their pids.
+/// Records of open connections, which have the marks of the records.
 macro_rules! live {
     ($what:literal, $rest:literal) => {
         concat!(
-            "SELECT ", $what, " FROM fencelock_bound AS b JOIN pg_stat_activity AS a ON a.pid = b.pid \
-             AND (a.backend_start IS NULL OR (extract(epoch FROM a.backend_start) * 1000000)::bigint = b.started) ", $rest
+            "SELECT ",
+            $what,
+            " FROM fencelock_bound AS b JOIN pg_stat_activity AS a ON a.pid = b.pid AND ",
+            has_mark!("a.application_name", "b.started"),
+            " ",
+            $rest
         )
     };
 }
@@ -84,12 +90,17 @@ pub(super) const RECORD: &str = "\
     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, clock_timestamp() - make_interval(secs => $11), $12, $13) \
     ON CONFLICT (claim) DO UPDATE SET mode = $4, first = $5, count = $6, token = $7, owner = $8, label = $9, ttl_ms = $10, \
     pid = $12, started = $13";
-pub(super) const END: &str = "\
-    SELECT pg_terminate_backend(pid, 1000) FROM pg_stat_activity \
-    WHERE pid = $1 AND (extract(epoch FROM backend_start) * 1000000)::bigint = $2";
-pub(super) const IS_OPEN: &str = "\
-    SELECT 1 FROM pg_stat_activity \
-    WHERE pid = $1 AND (backend_start IS NULL OR (extract(epoch FROM backend_start) * 1000000)::bigint = $2)";
-pub(super) const DELETE_ENDED: &str = "\
-    DELETE FROM fencelock_bound AS b WHERE NOT EXISTS (SELECT 1 FROM pg_stat_activity AS a WHERE a.pid = b.pid \
-    AND (a.backend_start IS NULL OR (extract(epoch FROM a.backend_start) * 1000000)::bigint = b.started))";
+pub(super) const END: &str = concat!(
+    "SELECT pg_terminate_backend(pid, 1000) FROM pg_stat_activity WHERE pid = $1 AND ",
+    has_mark!("application_name", "$2::bigint")
+);
+pub(super) const IS_OPEN: &str = concat!(
+    "SELECT 1 FROM pg_stat_activity WHERE pid = $1 AND ",
+    has_mark!("application_name", "$2::bigint")
+);
+pub(super) const DELETE_ENDED: &str = concat!(
+    "DELETE FROM fencelock_bound AS b WHERE NOT EXISTS \
+     (SELECT 1 FROM pg_stat_activity AS a WHERE a.pid = b.pid AND ",
+    has_mark!("a.application_name", "b.started"),
+    ")"
+);

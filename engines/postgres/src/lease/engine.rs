@@ -177,6 +177,8 @@ impl Dialect for Leases {
             &id(claim),
             &length(time),
             &&*channel,
+            &&*mode_text(claim.mode),
+            &(count(claim) as i32),
         ];
         let rows = self
             .query(session, "keeping a place in the queue", KEEP_PLACE, values)
@@ -266,14 +268,14 @@ impl Dialect for Leases {
     }
 
     async fn end_connection(&self, session: &mut Session, id: &str) -> Tried<bool> {
-        let parts = id.split_once('@').and_then(|(pid, started)| {
-            Some((pid.parse::<i32>().ok()?, started.parse::<i64>().ok()?))
-        });
-        let Some((pid, started)) = parts else {
+        let parts = id
+            .split_once('@')
+            .and_then(|(pid, mark)| Some((pid.parse::<i32>().ok()?, mark.parse::<i64>().ok()?)));
+        let Some((pid, mark)) = parts else {
             return Ok(false);
         };
         let rows = self
-            .query(session, "ending a lost connection", END, &[&pid, &started])
+            .query(session, "ending a lost connection", END, &[&pid, &mark])
             .await?;
         Ok(rows.iter().all(|row| row.get(0)))
     }

@@ -1,5 +1,7 @@
 //! The statements of the lease strategy. The function of a fast path or a change is in `schema.sql`.
 
+use crate::connection::has_mark;
+
 pub(super) const TAKE: &str = "SELECT fencelock_take($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
 pub(super) const QUEUE: &str = "\
     SELECT version_, ahead_, left_, drawn_ FROM fencelock_queue($1, $2, $3, $4, $5, $6, $7, $8, $9)";
@@ -36,7 +38,7 @@ pub(super) const LOOK: &str = "\
 pub(super) const LIST: &str = "\
     SELECT DISTINCT name FROM fencelock_holders WHERE name >= $1 AND name > $2 AND expiry > fencelock_now() ORDER BY name LIMIT $3";
 pub(super) const KEEP_PLACE: &str = "\
-    UPDATE fencelock_waiters SET expiry = fencelock_now() + $4, bell = $5 \
+    UPDATE fencelock_waiters SET expiry = fencelock_now() + $4, bell = $5, mode = $6, tokens = $7 \
     WHERE name = $1 AND ticket = $2 AND claim = $3 AND expiry > fencelock_now() RETURNING 1";
 pub(super) const RENEW: &str = "\
     UPDATE fencelock_holders AS h SET lock_delay = v.delay, token = greatest(h.token, v.token), \
@@ -53,6 +55,7 @@ pub(super) const PROLONG: &str = "\
 pub(super) const EXPIRED: &str = "\
     (SELECT name FROM fencelock_holders WHERE expiry <= fencelock_now() LIMIT 100) UNION \
     (SELECT name FROM fencelock_waiters WHERE expiry <= fencelock_now() LIMIT 100)";
-pub(super) const END: &str = "\
-    SELECT pg_terminate_backend(pid, 500) FROM pg_stat_activity \
-    WHERE pid = $1 AND (extract(epoch FROM backend_start) * 1000000)::bigint = $2";
+pub(super) const END: &str = concat!(
+    "SELECT pg_terminate_backend(pid, 500) FROM pg_stat_activity WHERE pid = $1 AND ",
+    has_mark!("application_name", "$2::bigint")
+);

@@ -75,7 +75,7 @@ async fn a_downgrade_that_is_tried_again_leaves_no_lock() {
     tokens.batch_execute(stall).await.unwrap();
     let downgraded = tokio::spawn(guard.downgrade());
     until("it waits for a token", async || {
-        let waits = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'fencelock' AND wait_event = 'relation'";
+        let waits = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'fencelock-%' AND wait_event = 'relation'";
         server.psql("lock", waits).unwrap() == "1"
     })
     .await;

@@ -30,7 +30,7 @@ async fn a_deadlock_is_tried_again() {
     let other = raw(&server, "other").await;
     let lock =
         |name: &str| format!("SELECT 1 FROM fencelock_holders WHERE name = '{name}' FOR UPDATE");
-    let waiting = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'fencelock' AND wait_event_type = 'Lock'";
+    let waiting = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'fencelock-%' AND wait_event_type = 'Lock'";
     let deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = 'lock'";
     let before: i64 = server.psql("lock", deadlocks).unwrap().parse().unwrap();
     // The renewal detects the deadlock first, and is rolled back.
@@ -88,7 +88,7 @@ async fn a_deadlock_over_a_token_is_tried_again() {
         let admin = raw(&server, "admin").await;
         let waiting = async |what: &str| {
             let count = format!(
-                "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'fencelock' AND {what}"
+                "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'fencelock-%' AND {what}"
             );
             let count = admin.query_one(&count, &[]).await.unwrap();
             count.get::<_, i64>(0) == 1

@@ -20,7 +20,7 @@ const ASLEEP: &str = "SELECT count(*) FROM fencelock_waiters JOIN pg_stat_activi
                       WHERE query LIKE 'CALL fencelock_hear%' AND wait_event = 'PgSleep'";
 /// The clients that are ears, asleep or not.
 const EARS: &str = "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE locktype = 'advisory' \
-                    AND application_name = 'fencelock'";
+                    AND application_name LIKE 'fencelock-%'";
 
 /// A separate connection, and the notifications that it receives.
 async fn listener(
@@ -220,7 +220,7 @@ async fn needless_cancellations_harm_nobody() {
     ];
     let admin = raw(&server, "admin").await;
     let shots = tokio::spawn(async move {
-        let cancel = "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity WHERE application_name = 'fencelock' \
+        let cancel = "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity WHERE application_name LIKE 'fencelock-%' \
                       AND query ~ 'fencelock_(hear|become_ear)\\M'";
         let mut shots = 0;
         loop {
@@ -304,7 +304,7 @@ async fn an_ear_that_connects_again_gets_its_grant() {
     );
     let mut held = take(&one, "a").await;
     let end = "SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity WHERE query LIKE 'CALL fencelock_hear%' \
-               AND application_name = 'fencelock'";
+               AND application_name LIKE 'fencelock-%'";
     for turn in 0..4 {
         let waiting = wait_asleep(&admin, [&two, &one][turn % 2]).await;
         assert!(number(&admin, end).await >= 1);

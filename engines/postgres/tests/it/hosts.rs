@@ -30,7 +30,7 @@ async fn two_servers_that_take_writes_are_refused() {
     let client = a_silent_host_is_passed_over(&both([two.port(), one.port()])).await;
     // When the host is back, the client notices it with its next connection.
     two.resume().unwrap();
-    let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'fencelock'";
+    let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name LIKE 'fencelock-%'";
     until("it is noticed", async || {
         one.psql("lock", end).unwrap();
         matches!(client.try_lock("b").await, Err(Error::Config { .. }))

@@ -31,7 +31,7 @@ use std::time::{Duration, Instant};
 
 use fencelock_core::{Error, LossReason, Mode, Token};
 use fencelock_postgres as engine;
-use fencelock_testbed::{ClockShim, Postgres};
+use fencelock_testbed::{ClockShim, Postgres, Proxy};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::time::timeout;
 use tokio_postgres::NoTls;

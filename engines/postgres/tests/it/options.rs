@@ -24,7 +24,9 @@ fn own(server: &Postgres) -> Config {
 
 /// How many connections have this name.
 fn named(server: &Postgres, name: &str) -> String {
-    let count = format!("SELECT count(*) FROM pg_stat_activity WHERE application_name = '{name}'");
+    let count = format!(
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE '{name} fencelock-%'"
+    );
     server.psql("postgres", &count).unwrap()
 }
 

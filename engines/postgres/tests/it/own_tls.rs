@@ -114,7 +114,7 @@ async fn a_connector_of_the_program_encrypts() {
     let client = locks_for(right, &url).await;
     let _held = take(&client, "b").await;
     let encrypted = "SELECT count(*) FROM pg_stat_activity JOIN pg_stat_ssl USING (pid) \
-                     WHERE ssl AND application_name = 'encrypted'";
+                     WHERE ssl AND application_name LIKE 'encrypted fencelock-%'";
     assert_ne!(server.psql("postgres", encrypted).unwrap(), "0");
     let wrong = options.tls_connector(trusting(&stranger.ca()));
     let error = open_with(wrong).await.unwrap_err().to_string();

@@ -9,7 +9,7 @@ fn url(server: &Postgres) -> String {
 
 /// How many connections of the clients are in this state.
 fn connections(server: &Postgres, which: &str) -> u64 {
-    let ours = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'fencelock'";
+    let ours = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'fencelock-%'";
     let counted = server.psql("lock", &format!("{ours} AND {which}"));
     counted.unwrap().parse().unwrap()
 }

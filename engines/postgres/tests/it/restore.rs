@@ -62,7 +62,8 @@ async fn an_older_schema_is_upgraded() {
     client.close().await.unwrap();
     drop(client);
     until("its connections are gone", async || {
-        let count = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'fencelock'";
+        let count =
+            "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'fencelock-%'";
         server.psql("lock", count).unwrap() == "0"
     })
     .await;

@@ -71,7 +71,7 @@ async fn rows_kept_locked_are_those_of_one_lock() {
     };
     for name in ["a", "b ", "B", "b!", "c", "\u{10ffff}"] {
         timeout(LIMIT, goes_on(name)).await.unwrap();
-        let blocked = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'fencelock' AND wait_event_type = 'Lock'";
+        let blocked = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'fencelock-%' AND wait_event_type = 'Lock'";
         let blocked = admin.query_one(blocked, &[]).await.unwrap();
         assert_eq!(blocked.get::<_, i64>(0), 0, "{name}");
     }

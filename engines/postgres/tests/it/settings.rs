@@ -100,3 +100,53 @@ async fn a_pooler_that_shares_connections_is_refused() {
         }
     }
 }
+
+/// After the end of a client's connection to the PgBouncer, the server's process goes on for another client. That client's
+/// connection is not taken for the one that was given up.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_a_pooler_gave_to_another_client_is_not_ended() {
+    let server = Postgres::start().unwrap();
+    let pooler = server.pooler("session").unwrap();
+    let proxy = Proxy::start(pooler.port()).unwrap();
+    let url = format!(
+        "postgres://lock@127.0.0.1:{}/lock?strategy=advisory",
+        proxy.port()
+    );
+    let client = open(&url).await.unwrap();
+    let guard = client.lock("a").await.unwrap();
+    let direct = raw(&server, "direct").await;
+    let mut pid = 0;
+    until("the hold is recorded", async || {
+        let pids = direct
+            .query("SELECT pid FROM fencelock_bound WHERE name = 'a'", &[])
+            .await
+            .unwrap();
+        pid = pids.first().map_or(0, |row| row.get(0));
+        pid != 0
+    })
+    .await;
+    proxy.reset();
+    let mut others = Vec::new();
+    until("another client has the process", async || {
+        let config = format!(
+            "host=127.0.0.1 port={} user=lock dbname=lock",
+            pooler.port()
+        );
+        let (other, connection) = tokio_postgres::connect(&config, NoTls).await.unwrap();
+        tokio::spawn(connection);
+        let row = other
+            .query_one("SELECT pg_backend_pid()", &[])
+            .await
+            .unwrap();
+        others.push(other);
+        row.get::<_, i32>(0) == pid
+    })
+    .await;
+    timeout(LIMIT, guard.lost()).await.unwrap();
+    let _ = guard.release().await;
+    let alive = others
+        .last()
+        .unwrap()
+        .query_one("SELECT pg_backend_pid()", &[]);
+    assert_eq!(alive.await.unwrap().get::<_, i32>(0), pid);
+}

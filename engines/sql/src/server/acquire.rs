@@ -57,6 +57,10 @@ impl<D: Dialect> State<D> {
             self.forget(claim.id);
         }
         self.wake(&done.next);
+        // After this answer nobody withdraws the claim. But a request that was lost on its way may still take the lock.
+        if matches!(done.answer, Standing::Busy) && self.unsettled.lock().contains_key(&claim.id) {
+            self.withdraw(claim, Leave::Release).await?;
+        }
         Ok(done.answer)
     }
 

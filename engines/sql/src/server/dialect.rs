@@ -181,6 +181,9 @@ pub trait Dialect: Debug + Display + Send + Sync + 'static {
         let _ = claim;
     }
 
+    /// Before the engine is closed: completes what releases have begun, such as waking others.
+    async fn finish(&self) {}
+
     /// Ends the dialect's background tasks when the engine is closed.
     fn close(&self) {}
 

@@ -123,6 +123,7 @@ impl<D: Dialect> Engine for LeaseEngine<D> {
         for task in &self.tasks {
             task.abort();
         }
+        self.state.pool.dialect.finish().await;
         self.state.pool.dialect.close();
         self.state.pool.close();
         Ok(())

@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 use fencelock_core::engine::{Cursor, Event, Evict, Finding, Inspect, LockView, Page};
-use fencelock_core::{LockName, Result, Token};
+use fencelock_core::{Error, LockName, Result, Token};
 
 use super::change::{Change, Written};
 use super::dialect::Dialect;
@@ -55,10 +55,15 @@ impl<D: Dialect> Inspect for State<D> {
             evict(dialect, session, name, token, how).await
         });
         self.wake(&done.next);
-        if let Some(event) = done.answer {
-            self.events.tell(event);
+        match done.answer {
+            Some(event) => self.events.tell(event),
+            // An earlier attempt, whose answer was lost, may have done it.
+            None if !call.lost.is_empty() => {
+                return Err(Error::unsettled(dialect, action(what, name)));
+            }
+            None => return Ok(false),
         }
-        Ok(done.answer.is_some())
+        Ok(true)
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>> {

@@ -109,6 +109,20 @@ impl<D: Dialect> Pool<D> {
         }
     }
 
+    /// Ends the idle connections that have had no answer since. A device on the way may have dropped all of them without a word;
+    /// then each would cost a call its whole time.
+    fn drop_idle_since(&self, since: BootInstant) {
+        let dropped: Vec<_> = {
+            let mut idle = self.idle.lock();
+            idle.sessions
+                .extract_if(.., |(used, _)| *used < since)
+                .collect()
+        };
+        for (_, session) in dropped {
+            self.dialect.disconnect(session);
+        }
+    }
+
     fn note_answer(&self) -> BootInstant {
         let now = Clock::Boot.now();
         self.answered.store(now.as_nanos(), Ordering::SeqCst);
@@ -230,7 +244,10 @@ impl<'a, D: Dialect> Call<'a, D> {
                 self.pool.drop_idle();
                 cause
             }
-            Failure::NoAnswer => return Err(self.no_answer()),
+            Failure::NoAnswer => {
+                self.pool.drop_idle_since(self.begun());
+                return Err(self.no_answer());
+            }
         };
         if self.pool.closed.load(Ordering::SeqCst) {
             return Err(Error::Closed);
@@ -239,6 +256,13 @@ impl<'a, D: Dialect> Call<'a, D> {
             return Err(Error::unavailable(&self.pool.dialect, &self.action, cause));
         }
         Ok(())
+    }
+
+    /// When its time began.
+    fn begun(&self) -> BootInstant {
+        let timeout = self.pool.response_timeout.as_nanos();
+        let timeout = u64::try_from(timeout).unwrap_or(u64::MAX);
+        BootInstant::from_nanos(self.deadline.as_nanos().saturating_sub(timeout))
     }
 
     fn no_answer(&self) -> Error {
