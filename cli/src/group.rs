@@ -28,8 +28,7 @@ pub(crate) fn may_signal(process: Pid) -> bool {
 /// reaped.
 pub(crate) fn await_end(group: Pid, timeout: Duration) -> bool {
     let until = Clock::Boot.now() + timeout;
-    // The first test is cheap and usually enough, but it also finds processes that have ended and are not reaped.
-    while test_kill_process_group(group) != Err(Errno::SRCH) && any_runs(group) {
+    while runs(group) {
         if Clock::Boot.now() >= until {
             return false;
         }
@@ -38,26 +37,53 @@ pub(crate) fn await_end(group: Pid, timeout: Duration) -> bool {
     true
 }
 
+/// What this user sees of a group's processes.
+enum Seen {
+    /// One runs, or this cannot be seen.
+    Running,
+    /// All have ended, and not all are reaped.
+    Ended,
+    /// There is none.
+    Nothing,
+}
+
 /// Whether a process of the group runs. A process that has ended and is not reaped does not count.
+fn runs(group: Pid) -> bool {
+    // Cheap and usually enough, but it also finds processes that have ended and are not reaped.
+    let tested = test_kill_process_group(group);
+    tested != Err(Errno::SRCH)
+        && match see(group) {
+            Seen::Running => true,
+            Seen::Ended => false,
+            // The processes of another user may be hidden (hidepid, ProtectProc).
+            Seen::Nothing => tested == Err(Errno::PERM),
+        }
+}
+
 #[cfg(target_os = "linux")]
-fn any_runs(group: Pid) -> bool {
+fn see(group: Pid) -> Seen {
     let group = group.as_raw_pid().to_string();
     let Ok(all) = std::fs::read_dir("/proc") else {
-        return false;
+        return Seen::Running;
     };
-    let mut stats = all.filter_map(|entry| std::fs::read(entry.ok()?.path().join("stat")).ok());
-    stats.any(|stat| {
+    let mut seen = Seen::Nothing;
+    for stat in all.filter_map(|entry| std::fs::read(entry.ok()?.path().join("stat")).ok()) {
         let stat = String::from_utf8_lossy(&stat);
         // The program's name, in parentheses, may contain anything. After it: state, parent, group.
         let words = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
         let mut words = words.split(' ');
         let ended = matches!(words.next(), None | Some("Z" | "X"));
-        !ended && words.nth(1) == Some(&group)
-    })
+        match (words.nth(1) == Some(&group), ended) {
+            (true, false) => return Seen::Running,
+            (true, true) => seen = Seen::Ended,
+            (false, _) => {}
+        }
+    }
+    seen
 }
 
 /// Other systems have no simple way to tell processes that run from those that have ended and are not reaped.
 #[cfg(not(target_os = "linux"))]
-fn any_runs(_group: Pid) -> bool {
-    true
+fn see(_group: Pid) -> Seen {
+    Seen::Running
 }

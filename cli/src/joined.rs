@@ -28,27 +28,34 @@ pub(crate) async fn run(
     let mut child = start(words, environment)?;
     let signal = signals_to(&child);
     let begun = Clock::Boot.now();
-    let mut failure = None;
+    let (mut failure, mut is_lost, mut kill_at) = (None, false, None);
     let near_end = near_end(guard, times);
     tokio::pin!(near_end);
     let status = loop {
         tokio::select! {
             biased;
             status = child.wait() => break status,
-            why = guard.lost(), if failure.is_none() => {
-                failure = Some(lost(guard, &why.to_string(), ENDED));
+            // Also while the command has time to end.
+            why = guard.lost(), if !is_lost => {
+                is_lost = true;
+                failure.get_or_insert_with(|| lost(guard, &why.to_string(), ENDED));
                 signal(Signal::KILL);
             }
             () = &mut near_end, if failure.is_none() => {
                 let why = "the outer command could not renew it in time";
                 failure = Some(lost(guard, why, ENDED));
+                kill_at = Some(Clock::Boot.now() + times.kill_after);
                 signal(Signal::TERM);
             }
             () = max_hold_over(begun, times.max_hold), if failure.is_none() => {
                 failure = Some(held_too_long(guard, ENDED));
+                kill_at = Some(Clock::Boot.now() + times.kill_after);
                 signal(Signal::TERM);
             }
-            () = tokio::time::sleep(times.kill_after), if failure.is_some() => signal(Signal::KILL),
+            () = reached(kill_at) => {
+                kill_at = None;
+                signal(Signal::KILL);
+            }
             number = signals.next() => forward(number, signal),
         }
     };
@@ -69,16 +76,20 @@ pub(crate) async fn run_alone(
     let mut child = start(words, &[])?;
     let signal = signals_to(&child);
     let begun = Clock::Boot.now();
-    let mut over = false;
+    let (mut over, mut kill_at) = (false, None);
     let status = loop {
         tokio::select! {
             biased;
             status = child.wait() => break status,
             () = max_hold_over(begun, times.max_hold), if !over => {
                 over = true;
+                kill_at = Some(Clock::Boot.now() + times.kill_after);
                 signal(Signal::TERM);
             }
-            () = tokio::time::sleep(times.kill_after), if over => signal(Signal::KILL),
+            () = reached(kill_at) => {
+                kill_at = None;
+                signal(Signal::KILL);
+            }
             number = signals.next() => forward(number, signal),
         }
     };
@@ -138,12 +149,15 @@ fn came_from_terminal(signal: Signal) -> bool {
 }
 
 /// Returns when only the time that the command needs to end is left of the validity. The lease belongs to the outer
-/// command and may be far shorter than the ttl on this command line: its length is the longest time that was ever left.
+/// command and may be far shorter than the ttl on this command line: its length is the time that was left when it was last
+/// prolonged.
 async fn near_end(guard: &Guard, times: &Times) {
-    let mut lease = Duration::ZERO;
+    let (mut until, mut lease) = (guard.valid_until(), guard.remaining());
     loop {
         let left = guard.remaining();
-        lease = lease.max(left);
+        if guard.valid_until() != until {
+            (until, lease) = (guard.valid_until(), left);
+        }
         let grace = grace(times.kill_after, lease);
         if left <= grace {
             return;
@@ -153,8 +167,13 @@ async fn near_end(guard: &Guard, times: &Times) {
 }
 
 async fn max_hold_over(begun: BootInstant, max_hold: Option<Duration>) {
-    match max_hold {
-        Some(most) => Clock::Boot.sleep_until(begun + most).await,
+    reached(max_hold.map(|most| begun + most)).await;
+}
+
+/// Returns at this instant, if there is one.
+async fn reached(at: Option<BootInstant>) {
+    match at {
+        Some(at) => Clock::Boot.sleep_until(at).await,
         None => std::future::pending().await,
     }
 }

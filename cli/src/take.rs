@@ -86,12 +86,11 @@ pub(crate) async fn take(args: Take, store: Wanted) -> Outcome {
 }
 
 pub(crate) async fn renew(args: GrantOptions, store: Wanted) -> Outcome {
-    let patience = args.patience()?;
+    let until = until(args.patience()?);
     let detached = Detached::read(&args.grant)?;
-    let engine = open(store, &detached, patience).await?;
+    let engine = open(store, &detached, until).await?;
     let name = &detached.held.claim.name;
     let held = [detached.held.clone()];
-    let until = Instant::now() + patience.unwrap_or(PATIENCE);
     let renewed = loop {
         let renewal = engine.renew(&held).await.into_iter().next();
         match renewal {
@@ -131,11 +130,13 @@ pub(crate) async fn renew(args: GrantOptions, store: Wanted) -> Outcome {
 /// Releases the hold of a grant.
 pub(crate) async fn release(file: &Path, patience: Option<Duration>, store: Wanted) -> Outcome {
     let detached = Detached::read(file)?;
-    let engine = open(store, &detached, patience).await?;
-    let until = Instant::now() + patience.unwrap_or(PATIENCE);
+    let until = until(patience);
+    let engine = open(store, &detached, until).await?;
+    let mut unanswered = false;
     let withdrawn = loop {
         match withdraw(&*engine, &detached.held).await {
             Err(error) if error.is_away() && Instant::now() < until => {
+                unanswered = true;
                 tokio::time::sleep(PAUSE).await;
             }
             withdrawn => break withdrawn,
@@ -144,6 +145,8 @@ pub(crate) async fn release(file: &Path, patience: Option<Duration>, store: Want
     close(&*engine).await;
     match withdrawn? {
         Withdrawn::Released => Ok(code::DONE),
+        // An earlier request, whose answer was lost, has released it.
+        _ if unanswered => Ok(code::DONE),
         Withdrawn::Expired => Err(lost(&detached, "its lease had ended before the release")),
         _ => Err(lost(
             &detached,
@@ -169,24 +172,31 @@ async fn withdraw(engine: &dyn Engine, held: &HeldClaim) -> Result<Withdrawn, Er
     engine.withdraw(&held.claim, Leave::Release).await
 }
 
-/// Opens the engine with the claim's key.
+/// Until when to ask a store that does not answer.
+fn until(patience: Option<Duration>) -> Instant {
+    Instant::now() + patience.unwrap_or(PATIENCE).max(PAUSE)
+}
+
+/// Opens the engine with the claim's key. Tries again while the store is away.
 async fn open(
     store: Wanted,
     detached: &Detached,
-    patience: Option<Duration>,
+    until: Instant,
 ) -> Result<Arc<dyn Engine>, Failure> {
     let url = store.resolve()?.url;
-    let opening = fencelock::open_engine(with_key(&url, &detached.key));
-    let engine = match patience {
-        None => opening.await?,
-        Some(most) => match tokio::time::timeout(most.max(PAUSE), opening).await {
-            Ok(engine) => engine?,
+    let engine = loop {
+        let opening = fencelock::open_engine(with_key(&url, &detached.key));
+        match tokio::time::timeout_at(until, opening).await {
+            Ok(Err(error)) if error.is_away() && Instant::now() + PAUSE < until => {
+                tokio::time::sleep(PAUSE).await;
+            }
+            Ok(engine) => break engine?,
             Err(_) => {
-                let why = "it did not answer within --wait";
+                let why = "it did not answer in time (--wait)";
                 let store = fencelock::StoreUrl::redacted(&url);
                 return Err(Error::unavailable(store, "opening the store", why).into());
             }
-        },
+        }
     };
     let promises = engine.promises();
     detachable(promises, engine.to_string())?;

@@ -2,7 +2,7 @@
 
 use rustix::process::Signal;
 
-use crate::fixture::{Fixture, group, until};
+use crate::fixture::{Fixture, group, lives, until};
 
 const FENCELOCK: &str = env!("CARGO_BIN_EXE_fencelock");
 
@@ -173,6 +173,39 @@ fn a_short_lease_of_the_outer_command_does_not_end_the_inner_one() {
     ];
     let ran = fixture.run(&[&words[..], &["sleep 2; echo done"]].concat());
     assert_eq!((ran.code, ran.out.as_str()), (0, "done\n"), "{}", ran.err);
+}
+
+/// The outer lease is long at first (`--at-least`), and short after that.
+#[test]
+fn a_lease_that_gets_shorter_does_not_end_the_inner_command() {
+    let fixture = Fixture::new();
+    let words = [
+        "run",
+        "--at-least",
+        "6s",
+        "--ttl",
+        "1500ms",
+        "a",
+        "--",
+        FENCELOCK,
+        "run",
+        "a",
+        "-c",
+    ];
+    let ran = fixture.run(&[&words[..], &["sleep 7.5; echo done"]].concat());
+    assert_eq!((ran.code, ran.out.as_str()), (0, "done\n"), "{}", ran.err);
+}
+
+/// The outer command has ended, and somebody else may hold the lock.
+#[test]
+fn a_loss_kills_an_inner_command_that_still_has_time_to_end() {
+    let fixture = Fixture::new();
+    let job = "trap '' TERM; echo $$; while :; do sleep 60 & wait; done";
+    let outer = "\"$0\" run --max-hold 300ms --kill-after 10m a -- sh -c \"$1\" & sleep 2";
+    let mut outer = fixture.start(&["run", "a", "--", "sh", "-c", outer, FENCELOCK, job]);
+    let command: i32 = outer.line().parse().unwrap();
+    until("the outer command has ended", || !outer.runs());
+    until("the inner command is killed", || !lives(command));
 }
 
 #[test]

@@ -3,7 +3,9 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
+use std::time::Duration;
 
+use fencelock_testbed::{Proxy, Redis};
 use serde_json::Value;
 
 use crate::fixture::{Fixture, Ran, finish, until};
@@ -26,6 +28,26 @@ fn renew(fixture: &Fixture) -> Ran {
 
 fn release(fixture: &Fixture) -> Ran {
     fixture.run(&["release", "--grant", "grant"])
+}
+
+/// Each of these commands meets the store anew, so they wait for it at the beginning as well.
+#[test]
+fn a_grant_is_renewed_and_released_once_its_store_is_back() {
+    let redis = Redis::start().unwrap();
+    let proxy = Proxy::start(redis.port()).unwrap();
+    let url = format!("redis://127.0.0.1:{}?connect-timeout=300ms", proxy.port());
+    let fixture = Fixture::on(url);
+    take(&fixture, &["--ttl", "1h"]);
+    for word in ["renew", "release"] {
+        proxy.refuse(true).unwrap();
+        proxy.reset();
+        let mut running = fixture.start(&[word, "--grant", "grant"]);
+        std::thread::sleep(Duration::from_secs(1));
+        assert!(running.runs());
+        proxy.refuse(false).unwrap();
+        let ran = running.end();
+        assert_eq!((ran.code, ran.err.as_str()), (0, ""), "{word}: {ran:?}");
+    }
 }
 
 /// One process takes, another one renews, and a third one releases, on any store. `behind` is the store itself.

@@ -1,7 +1,9 @@
-//! Which errors of a driver mean a conflict with another writer. After such an error, repeat the whole transaction.
+//! Which errors of a driver mean a conflict with another writer. After such an error, roll back, and then repeat the whole
+//! transaction: not every one of them ends the transaction.
 
-/// Whether MySQL or MariaDB rolled a transaction back because of another one: after a deadlock, or after a lock wait
-/// that took too long. Repeat the whole transaction.
+/// Whether MySQL or MariaDB ended a statement because of another transaction: after a deadlock, or after a lock wait that took
+/// too long. Roll back, and then repeat the whole transaction. After a lock wait that took too long the server has undone
+/// only the statement (unless `innodb_rollback_on_timeout` is set): a `START TRANSACTION` would commit what came before it.
 ///
 /// ```
 /// # use fencelock_versioned::is_mysql_conflict;
@@ -16,8 +18,8 @@ pub fn is_mysql_conflict(error: &mysql_async::Error) -> bool {
     matches!(error, mysql_async::Error::Server(server) if matches!(server.code, 1020 | 1205 | 1213))
 }
 
-/// Whether PostgreSQL rolled a transaction back because of another one: after a deadlock, a failed serialization, or a
-/// lock wait that took too long. Repeat the whole transaction.
+/// Whether PostgreSQL ended a transaction because of another one: after a deadlock, a failed serialization, or a lock wait that
+/// took too long. Roll back, and then repeat the whole transaction.
 ///
 /// ```no_run
 /// # use fencelock_versioned::is_postgres_conflict;
@@ -44,7 +46,7 @@ pub fn is_postgres_conflict(error: &tokio_postgres::Error) -> bool {
 }
 
 /// Whether SQLite refused a statement because of another connection: the file is locked, or was changed since it was read.
-/// Repeat the whole transaction.
+/// Roll back, and then repeat the whole transaction.
 ///
 /// ```
 /// # use fencelock_versioned::*;

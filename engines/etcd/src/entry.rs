@@ -4,7 +4,7 @@
 //! queue of a lock. So a key is named after its client and a number. No other claim of the client for the same lock has that
 //! number at that time. A key that a late request might still change is never reused: a new *series* of numbers begins.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use etcd_client::KeyValue;
@@ -209,6 +209,12 @@ impl Entries {
         for id in settled {
             self.remove(id);
         }
+    }
+
+    /// The keys of all claims. A claim is here before its key is sent.
+    pub(crate) fn keys(&self) -> HashSet<Vec<u8>> {
+        let claims = self.values().filter(|entry| !entry.withdrawn);
+        claims.map(|entry| entry.key.as_bytes().to_vec()).collect()
     }
 
     /// Removes the claim that was withdrawn and had this key.

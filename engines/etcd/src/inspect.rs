@@ -9,7 +9,7 @@ use etcd_client::{
     WatchOptions,
 };
 use fencelock_core::engine::{Cursor, Evict, Finding, Inspect, LockView, Page};
-use fencelock_core::{LockName, Result, Token};
+use fencelock_core::{Error, LockName, Result, Token};
 
 use crate::layout::{message_key, range_end};
 use crate::mail::{ASKED, EVICTED};
@@ -96,6 +96,13 @@ impl Inspect for State {
         let Some(holder) = holders.find(is_meant) else {
             return Ok(false);
         };
+        if how == Evict::Ask && (holder.id.is_none() || holder.mailbox.is_none()) {
+            return Err(Error::unsupported(
+                &self.cluster.config.store,
+                "asking for a release",
+                "the holder is of another library, which hears no such request",
+            ));
+        }
         let mut changes = Vec::new();
         if how == Evict::Release {
             changes.push(TxnOp::delete(holder.key.clone(), None));

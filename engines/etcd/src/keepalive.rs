@@ -108,10 +108,10 @@ impl State {
             }
         }
         if retired {
-            for key in keys.iter().filter(|key| !self.has_claim(key)) {
+            for key in self.without_claim(session, keys) {
                 // A claim in another session may have this key by now.
-                self.cluster.delete_on_lease(key, session.lease).await?;
-                self.entries.lock().remove_withdrawn(key);
+                self.cluster.delete_on_lease(&key, session.lease).await?;
+                self.entries.lock().remove_withdrawn(&key);
             }
         }
         Ok(())
@@ -125,21 +125,26 @@ impl State {
         if session.status.lock().swept == connection {
             return Ok(());
         }
+        let seen = self.cluster.seen();
         if let Some(keys) = self.cluster.lease_keys(session.lease).await? {
-            let held: Vec<Vec<u8>> = {
-                let status = session.status.lock();
-                status.holds.values().map(|hold| hold.key.clone()).collect()
-            };
-            let is_left_over = |key: &&Vec<u8>| {
-                // A claim has its entry before it is sent.
-                !held.contains(key) && !is_release_notice(key) && !self.has_claim(key)
-            };
-            for key in keys.iter().filter(is_left_over) {
-                self.cluster.delete_on_lease(key, session.lease).await?;
+            for key in self.without_claim(session, keys) {
+                if !is_release_notice(&key) {
+                    let deleted = self.cluster.delete_created_by(&key, session.lease, seen);
+                    deleted.await?;
+                }
             }
         }
         session.status.lock().swept = connection;
         Ok(())
+    }
+
+    /// Those of these keys that belong to no claim, and to no hold of the session. A hold that was abandoned has no claim.
+    fn without_claim(&self, session: &Session, mut keys: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
+        let mut kept = self.entries.lock().keys();
+        let status = session.status.lock();
+        kept.extend(status.holds.values().map(|hold| hold.key.clone()));
+        keys.retain(|key| !kept.contains(key));
+        keys
     }
 
     /// Ends a session that is over, and reports the loss of its holds.

@@ -59,11 +59,8 @@ impl Cluster {
         key: &[u8],
         revision: i64,
     ) -> Result<bool, RequestError> {
-        self.delete_if(
-            key,
-            Compare::create_revision(key, CompareOp::Equal, revision),
-        )
-        .await
+        let same = Compare::create_revision(key, CompareOp::Equal, revision);
+        self.delete_if(key, [same]).await
     }
 
     /// Deletes a key if it is attached to this lease. `false` if it is not.
@@ -72,13 +69,29 @@ impl Cluster {
         key: &[u8],
         lease: i64,
     ) -> Result<bool, RequestError> {
-        self.delete_if(key, Compare::lease(key, CompareOp::Equal, lease))
+        self.delete_if(key, [Compare::lease(key, CompareOp::Equal, lease)])
             .await
     }
 
-    async fn delete_if(&self, key: &[u8], condition: Compare) -> Result<bool, RequestError> {
+    /// The same, if the key was created by this revision. A later claim may have the same key on the same lease.
+    pub(crate) async fn delete_created_by(
+        &self,
+        key: &[u8],
+        lease: i64,
+        revision: i64,
+    ) -> Result<bool, RequestError> {
+        let on_lease = Compare::lease(key, CompareOp::Equal, lease);
+        let early = Compare::create_revision(key, CompareOp::Less, revision + 1);
+        self.delete_if(key, [on_lease, early]).await
+    }
+
+    async fn delete_if<const N: usize>(
+        &self,
+        key: &[u8],
+        conditions: [Compare; N],
+    ) -> Result<bool, RequestError> {
         let delete = Txn::new()
-            .when([condition])
+            .when(conditions)
             .and_then([TxnOp::delete(key, None)]);
         let deleted = self.txn(|| "releasing".into(), delete).await?;
         Ok(deleted.succeeded())

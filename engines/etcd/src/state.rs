@@ -61,13 +61,6 @@ impl State {
         }
     }
 
-    /// Whether a claim of this client has this key.
-    pub(crate) fn has_claim(&self, key: &[u8]) -> bool {
-        let entries = self.entries.lock();
-        let mut known = entries.values().filter(|entry| !entry.withdrawn);
-        known.any(|entry| entry.key.as_bytes() == key)
-    }
-
     pub(crate) fn layout(&self) -> Layout {
         self.cluster.config.layout
     }

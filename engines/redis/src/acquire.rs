@@ -330,6 +330,10 @@ impl Placing<'_> {
             let mut writer = node.writer(Use::Grant, state, &main).await?;
             let connection = writer.as_deref().unwrap_or(&main);
             let turn = connection.turn().await;
+            if !matches!(servers.gate(&node, &main), Gate::Open) {
+                // Its turn came late. Another server may be the master by now.
+                continue;
+            }
             let asked_at = Clock::Boot.now();
             let answer = self.send(connection).await;
             drop(turn);

@@ -313,7 +313,7 @@ fn promotion_delay(
     };
     let delay = config.promotion_delay + MARGIN + Duration::from_secs(1);
     let left = delay.checked_sub(found.age.min(ran));
-    Ok(left.map(|left| found.asked_at + left))
+    Ok(left.map(|left| found.at + left))
 }
 
 async fn reconnect(

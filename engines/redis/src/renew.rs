@@ -171,8 +171,8 @@ struct Route {
 impl Route {
     async fn to(servers: &Servers, slot: u16) -> Result<Self> {
         let (node, main) = servers.connection_to_renew(slot).await?;
-        servers.check_master(&node)?;
         let mut writer = node.writer(Use::Renewal, &servers.state, &main).await?;
+        servers.check_master(&node)?;
         if let Some(writer) = &mut writer {
             writer.sends();
         }

@@ -52,9 +52,9 @@ struct Known {
 #[derive(Debug)]
 pub(crate) struct Found {
     pub(crate) address: Address,
-    /// The least time for which they have known it as the master.
+    /// The least time for which they had known it as the master, `at` the answer.
     pub(crate) age: Duration,
-    pub(crate) asked_at: BootInstant,
+    pub(crate) at: BootInstant,
 }
 
 #[derive(Debug)]
@@ -187,7 +187,7 @@ impl Sentinels {
         Ok(Found {
             address,
             age: age.unwrap_or_default(),
-            asked_at,
+            at: Clock::Boot.now(),
         })
     }
 

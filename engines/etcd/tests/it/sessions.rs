@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use etcd_client::EventType;
-use fencelock::{Client, Clock, Error, LeaseKind, LossReason, Token};
+use fencelock::engine::{Claim, ClaimIds, Leave, Standing};
+use fencelock::{Client, Clock, Error, LeaseKind, LockName, LossReason, Token};
 use fencelock_testbed::{Etcd, Flow, Proxy};
 use tokio::time::{sleep, timeout};
 
@@ -205,6 +206,42 @@ async fn client_of_both(etcd: &Etcd, slow: &Proxy, other: &Proxy) -> Client {
     let ports = [slow.port(), other.port()];
     let url = format!("{}?response-timeout=300ms", etcd.url_at(&ports));
     fencelock::connect(&url).await.unwrap()
+}
+
+/// The session is given up for another claim whose requests had no answer. What that claim left is deleted, and nothing else.
+#[tokio::test]
+async fn a_lock_delay_outlives_the_end_of_its_session() {
+    let etcd = Etcd::start().unwrap();
+    let proxy = Proxy::start(etcd.port(0)).unwrap();
+    let url = format!("{}?response-timeout=300ms", etcd.url_at(&[proxy.port()]));
+    let (engine, near) = (
+        fencelock::open_engine(&url).await.unwrap(),
+        client(&etcd).await,
+    );
+    let ids = ClaimIds::new().unwrap();
+    let claim = |name: &str| {
+        let claim = Claim::new(ids.next(), "me", LockName::new(name).unwrap());
+        claim
+            .ttl(Duration::from_secs(4))
+            .lock_delay(Duration::from_secs(30))
+    };
+    let (abandoned, doubtful) = (claim("a"), claim("b"));
+    let held = engine.place(&abandoned).await.unwrap();
+    assert!(matches!(held, Standing::Held(_)), "{held:?}");
+    proxy.answers(Flow::Lose);
+    engine.place(&doubtful).await.unwrap_err();
+    keys(&etcd, "b", 1).await;
+    engine
+        .withdraw(&doubtful, Leave::Release)
+        .await
+        .unwrap_err();
+    engine.withdraw(&abandoned, Leave::Abandon).await.unwrap();
+    proxy.answers(Flow::Pass);
+    proxy.reset();
+    keys(&etcd, "b", 0).await;
+    keys(&etcd, "a", 1).await;
+    let error = near.try_lock("a").await.unwrap_err();
+    assert!(matches!(error, Error::Held { .. }), "{error:?}");
 }
 
 /// The client and the store agree on the grant, although the first reply was lost.

@@ -230,6 +230,10 @@ async fn read_clock(state: &State, node: &Node, connection: &Connection) {
     let heard = Clock::Boot.now();
     if let Ok(Some(micros)) = answer.map(|value| time_micros(&value)) {
         node.check_clock(state.delay(), micros, asked, heard);
+        if connection.is_member() {
+            // Some may have been kept after the connection was made.
+            node.send_withdrawals(connection).await;
+        }
     }
 }
 

@@ -202,8 +202,8 @@ impl Node {
         Duration::from_millis(noted).max(asked.since(seen))
     }
 
-    /// Notes the node's time. Returns `false` if its clock was set: then it does not vote for `delay`, until every lease that
-    /// it may have ended too early is over.
+    /// Notes the node's time. Returns `false` if its clock was set now or not long ago: it does not vote for `delay`, until every
+    /// lease that it may have ended too early is over.
     pub(crate) fn check_clock(
         &self,
         delay: Duration,
@@ -212,7 +212,8 @@ impl Node {
         heard: BootInstant,
     ) -> bool {
         let Some(by) = self.clock.see(micros, asked, heard) else {
-            return true;
+            // A vote that was under way when another answer showed it.
+            return heard.as_nanos() >= self.suspended_until.load(Ordering::SeqCst);
         };
         tracing::warn!(node = %self.name, by_ms = by / 1000, "the node's clock was set; it does not vote for a while");
         let until = heard + delay;
@@ -233,6 +234,9 @@ impl Node {
     /// Sends the withdrawals that had no reply.
     pub(crate) async fn send_withdrawals(&self, connection: &Connection) {
         let pending = std::mem::take(&mut *self.pending.lock());
+        if pending.is_empty() {
+            return;
+        }
         let now = Clock::Boot.now();
         let pending: Vec<_> = pending
             .into_iter()
