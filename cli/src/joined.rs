@@ -44,13 +44,11 @@ pub(crate) async fn run(
             () = &mut near_end, if failure.is_none() => {
                 let why = "the outer command could not renew it in time";
                 failure = Some(lost(guard, why, ENDED));
-                kill_at = Some(Clock::Boot.now() + times.kill_after);
-                signal(Signal::TERM);
+                kill_at = Some(ask_to_end(signal, times));
             }
             () = max_hold_over(begun, times.max_hold), if failure.is_none() => {
                 failure = Some(held_too_long(guard, ENDED));
-                kill_at = Some(Clock::Boot.now() + times.kill_after);
-                signal(Signal::TERM);
+                kill_at = Some(ask_to_end(signal, times));
             }
             () = reached(kill_at) => {
                 kill_at = None;
@@ -83,8 +81,7 @@ pub(crate) async fn run_alone(
             status = child.wait() => break status,
             () = max_hold_over(begun, times.max_hold), if !over => {
                 over = true;
-                kill_at = Some(Clock::Boot.now() + times.kill_after);
-                signal(Signal::TERM);
+                kill_at = Some(ask_to_end(signal, times));
             }
             () = reached(kill_at) => {
                 kill_at = None;
@@ -102,6 +99,12 @@ pub(crate) async fn run_alone(
         }
         false => Ok(child_exit(status).code()),
     }
+}
+
+/// Asks the command to end. Returns when to kill it.
+fn ask_to_end(signal: impl Fn(Signal), times: &Times) -> BootInstant {
+    signal(Signal::TERM);
+    Clock::Boot.now() + times.kill_after
 }
 
 /// Passes on a signal that the command has not got from the terminal.

@@ -444,6 +444,21 @@ impl Stored {
         }
     }
 
+    /// The record of this store in this change.
+    ///
+    /// # Errors
+    /// Why this version cannot use the text, or how it differs from such a record.
+    pub(crate) fn parse_change(
+        text: &str,
+        set: &str,
+        shard: &str,
+        maps: &Maps,
+    ) -> Result<Self, String> {
+        let stored = Self::parse(text)?;
+        stored.check_change(set, shard, maps)?;
+        Ok(stored)
+    }
+
     /// # Errors
     /// How this differs from the record of this store in this change. Its steps depend on both maps.
     pub(crate) fn check_change(&self, set: &str, shard: &str, maps: &Maps) -> Result<(), String> {

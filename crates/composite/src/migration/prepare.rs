@@ -268,10 +268,7 @@ impl Migration {
             self.check_made(&records.ids[at], engine)?;
             return Ok(Found::Over(Box::new(last)));
         }
-        let own = Stored::parse(text).and_then(|stored| {
-            stored.check_change(&self.set, &records.ids[at], &self.maps)?;
-            Ok(stored)
-        });
+        let own = Stored::parse_change(text, &self.set, &records.ids[at], &self.maps);
         let (before, is_over) = self.earlier(&records.ids[at], text);
         match own {
             Ok(_) => Ok(Found::Own),

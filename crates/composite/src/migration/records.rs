@@ -55,10 +55,7 @@ impl Records<'_> {
             let stored = None;
             return Ok(Read { record, stored });
         }
-        let stored = Stored::parse(&record.text).and_then(|stored| {
-            stored.check_change(self.set, &self.ids[at], self.maps)?;
-            Ok(stored)
-        });
+        let stored = Stored::parse_change(&record.text, self.set, &self.ids[at], self.maps);
         let stored =
             Some(stored.map_err(|why| Error::config(&*self.engines[at], ConfigPart::Record, why))?);
         Ok(Read { record, stored })

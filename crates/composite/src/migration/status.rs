@@ -134,10 +134,7 @@ impl Migration {
     }
 
     fn understand(&self, id: &str, text: &str) -> Result<Stored> {
-        let stored = Stored::parse(text).and_then(|stored| {
-            stored.check_change(&self.set, id, &self.maps)?;
-            Ok(stored)
-        });
+        let stored = Stored::parse_change(text, &self.set, id, &self.maps);
         stored.map_err(|why| Error::config(format!("{} ({id})", self.set), ConfigPart::Record, why))
     }
 

@@ -218,10 +218,7 @@ impl Migration {
 
     async fn finish_alone(&self, id: &str, store: &dyn Engine, how: &How<'_>) -> Result<Stepped> {
         let record = store.record("", None).await?;
-        let stored = Stored::parse(&record.text).and_then(|stored| {
-            stored.check_change(&self.set, id, &self.maps)?;
-            Ok(stored)
-        });
+        let stored = Stored::parse_change(&record.text, &self.set, id, &self.maps);
         let stored = stored.map_err(|why| Error::config(store, ConfigPart::Record, why))?;
         let pause = match stored.phase() {
             // Some programs may know a later version that only the old store had, of a step back. They share the new store with

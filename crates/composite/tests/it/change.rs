@@ -6,10 +6,9 @@ use std::sync::Arc;
 use fencelock_composite::{
     How, KeyRule, Map, Migrate, Moving, Phase, Prepare, Routed, Shards, Stepped,
 };
-use fencelock_core::engine::RecordChange;
 use fencelock_core::{Client, Engine, Error, LockName, Memory};
 
-use crate::two::{PACE, TIGHT};
+use crate::two::{PACE, TIGHT, change_record, version};
 
 /// Three stores. The set `orders` has those at the places `before`, and `orders3` has those at the places `after`.
 pub(crate) struct Change {
@@ -128,15 +127,14 @@ impl Change {
     /// Writes a phase, with the next version, and without the wait that a real step needs.
     pub(crate) async fn set_phase(&self, phase: u32) {
         for store in &self.stores {
-            let record = store.record("", None).await.unwrap();
-            let mut text: serde_json::Value = serde_json::from_str(&record.text).unwrap();
-            if phase == Phase::Hush.number() {
-                text["hush_from"] = text["phase"].clone();
-            }
-            text["phase"] = phase.into();
-            text["version"] = (text["version"].as_u64().unwrap() + 1).into();
-            let change = RecordChange::new(record.version, text.to_string()).unwrap();
-            store.record("", Some(&change)).await.unwrap();
+            change_record(store, |record| {
+                if phase == Phase::Hush.number() {
+                    record["hush_from"] = record["phase"].clone();
+                }
+                record["phase"] = phase.into();
+                record["version"] = version(record, 1);
+            })
+            .await;
         }
     }
 }

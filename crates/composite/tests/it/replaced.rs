@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use fencelock_composite::Phase;
-use fencelock_core::{Client, Guards, LockName};
+use fencelock_core::{Client, Guard, Guards, LockName};
 use futures_util::future::join_all;
 
 use crate::change::Change;
-use crate::two::{TTL, knows, told_of};
+use crate::two::{TTL, Told, knows, told_of};
 
 /// A store that both gets and gives names has one floor for both. Each hold has one token for others all the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -32,31 +32,25 @@ async fn a_hold_has_one_token_for_others_while_a_shard_is_replaced() {
         knows(&other, Phase::BothNew).await;
     });
     let told = told.await;
-    for guard in early {
-        let told_in =
-            |phase| told.contains(&(guard.name().clone(), Some(phase), Some(guard.token())));
-        assert!(
-            [Phase::BothOld, Phase::BothNew].into_iter().all(told_in),
-            "{told:?}"
-        );
-        guard.release().await.unwrap();
-    }
+    told_and_released(early, &told, &[Phase::BothOld, Phase::BothNew]).await;
     let late = hold_all().await;
     let told = told_of(&other, &late, async {
         change.set_phase(2).await;
         knows(&other, Phase::Hush).await;
         change.abort().await;
     });
+    let phases = [Phase::BothNew, Phase::Hush, Phase::BothOld];
     let told = told.await;
-    for guard in late {
-        let told_in =
-            |phase| told.contains(&(guard.name().clone(), Some(phase), Some(guard.token())));
-        assert!(
-            [Phase::BothNew, Phase::Hush, Phase::BothOld]
-                .into_iter()
-                .all(told_in),
-            "{told:?}"
-        );
+    told_and_released(late, &told, &phases).await;
+}
+
+/// Checks that others were told each hold's own token in each of these phases. Then releases all.
+async fn told_and_released(guards: Vec<Guard>, told: &[Told], phases: &[Phase]) {
+    for guard in guards {
+        for phase in phases {
+            let answer = (guard.name().clone(), Some(*phase), Some(guard.token()));
+            assert!(told.contains(&answer), "{answer:?}: {told:?}");
+        }
         guard.release().await.unwrap();
     }
 }

@@ -6,13 +6,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use fencelock_composite::{How, Migrate, Migration, Phase, Stepped};
-use fencelock_core::engine::{
-    Claim, Cursor, HeldClaim, Leave, LockView, Page, RecordChange, Standing,
-};
+use fencelock_core::engine::{Claim, Cursor, HeldClaim, Leave, LockView, Page, Standing};
 use fencelock_core::layers::Layer;
 use fencelock_core::{ClaimId, ClaimIds, Client, Engine, Error, Evict, LockName, Memory, Token};
 
-use crate::two::{TTL, Two, knows, set_phase, token, told_of};
+use crate::two::{TTL, Two, change_record, knows, restore, set_phase, token, told_of, version};
 use crate::until;
 
 /// A client of the old store by itself, which was opened before the move began.
@@ -84,12 +82,11 @@ async fn a_repeated_finish_completes_its_step_and_goes_no_further() {
     let two = Two::prepared().await;
     two.begin().await;
     two.finish(Phase::BothNew).await;
-    let record = two.new.record("", None).await.unwrap();
-    let mut text: serde_json::Value = serde_json::from_str(&record.text).unwrap();
-    text["phase"] = 2.into();
-    text["version"] = (text["version"].as_u64().unwrap() - 1).into();
-    let change = RecordChange::new(record.version, text.to_string()).unwrap();
-    two.new.record("", Some(&change)).await.unwrap();
+    change_record(&two.new, |record| {
+        record["phase"] = 2.into();
+        record["version"] = version(record, -1);
+    })
+    .await;
     two.finish(Phase::BothNew).await;
     // With the phase it can be repeated any number of times.
     let to = |phase| How::new("test").to(phase);
@@ -156,13 +153,6 @@ async fn tokens_grow_after_the_loss_of_the_store_that_counts() {
     assert_eq!(again.version, status.version);
 }
 
-/// Writes a record into one store, as a restored backup has it.
-async fn restore(store: &Memory, text: &str) {
-    let now = store.record("", None).await.unwrap();
-    let change = RecordChange::new(now.version, text).unwrap();
-    store.record("", Some(&change)).await.unwrap();
-}
-
 /// The end of the hush, by which the old store counted again, is lost together with that store.
 #[tokio::test]
 async fn tokens_grow_after_the_loss_of_the_end_of_the_hush() {
@@ -175,12 +165,12 @@ async fn tokens_grow_after_the_loss_of_the_end_of_the_hush() {
         floor = token(&client, "x").await;
     }
     for store in [&two.old, &two.new] {
-        let text = store.record("", None).await.unwrap().text;
-        let mut hush: serde_json::Value = serde_json::from_str(&text).unwrap();
-        hush["hush_from"] = hush["phase"].clone();
-        hush["phase"] = Phase::Hush.number().into();
-        hush["version"] = (hush["version"].as_u64().unwrap() + 1).into();
-        restore(store, &hush.to_string()).await;
+        change_record(store, |record| {
+            record["hush_from"] = record["phase"].clone();
+            record["phase"] = Phase::Hush.number().into();
+            record["version"] = version(record, 1);
+        })
+        .await;
     }
     let claim = claim().floor(Token(floor.get() + 10));
     let Standing::Held(lost) = two.old.place(&claim).await.unwrap() else {

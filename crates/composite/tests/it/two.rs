@@ -7,6 +7,7 @@ use std::time::Duration;
 use fencelock_composite::{How, Migrate, Moving, Phase, Prepare, Stepped};
 use fencelock_core::engine::RecordChange;
 use fencelock_core::{Client, Engine, Guard, LockName, Memory, Token};
+use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
 use crate::until;
@@ -106,12 +107,15 @@ pub(crate) async fn knows(engine: &Moving, phase: Phase) {
     until("the engine knows", async || engine.phase() == Some(phase)).await;
 }
 
-/// What `attest` tells of these holds while `steps` goes on: each answer with the phase that the engine knew before.
+/// What `attest` told of a hold: its lock, the phase that the engine knew before, and the token.
+pub(crate) type Told = (LockName, Option<Phase>, Option<Token>);
+
+/// What `attest` tells of these holds while `steps` goes on: each answer once.
 pub(crate) async fn told_of(
     engine: &Moving,
     guards: &[Guard],
     steps: impl Future<Output = ()>,
-) -> Vec<(LockName, Option<Phase>, Option<Token>)> {
+) -> Vec<Told> {
     let mut told = Vec::new();
     let mut attest = async || {
         for guard in guards {
@@ -176,12 +180,31 @@ pub(crate) async fn grow_and_differ(workers: Vec<JoinHandle<Vec<(Token, bool)>>>
 /// Writes a phase without the wait that a real step needs.
 pub(crate) async fn set_phase(two: &Two, phase: u32, version: u64, floor: u64) {
     for store in [&two.old, &two.new] {
-        let record = store.record("", None).await.unwrap();
-        let mut text: serde_json::Value = serde_json::from_str(&record.text).unwrap();
-        text["phase"] = phase.into();
-        text["version"] = version.into();
-        text["floors"] = serde_json::json!({ "to": floor, "from": floor });
-        let change = RecordChange::new(record.version, text.to_string()).unwrap();
-        store.record("", Some(&change)).await.unwrap();
+        change_record(store, |record| {
+            record["phase"] = phase.into();
+            record["version"] = version.into();
+            record["floors"] = json!({ "to": floor, "from": floor });
+        })
+        .await;
     }
+}
+
+/// Changes the record of one store.
+pub(crate) async fn change_record(store: &Memory, change: impl FnOnce(&mut Value)) {
+    let record = store.record("", None).await.unwrap();
+    let mut text = serde_json::from_str(&record.text).unwrap();
+    change(&mut text);
+    restore(store, &text.to_string()).await;
+}
+
+/// Writes the record of one store, as a restored backup has it.
+pub(crate) async fn restore(store: &Memory, text: &str) {
+    let now = store.record("", None).await.unwrap();
+    let change = RecordChange::new(now.version, text).unwrap();
+    store.record("", Some(&change)).await.unwrap();
+}
+
+/// The number of another version of the record, so many later.
+pub(crate) fn version(record: &Value, later: i64) -> Value {
+    (record["version"].as_i64().unwrap() + later).into()
 }
