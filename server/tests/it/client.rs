@@ -1,10 +1,14 @@
 //! A client that writes and reads HTTP/1.1 itself, so that a test can also send what no library would send.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencelock_core::{ClaimId, ClaimIds, Engine, Memory};
+use async_trait::async_trait;
+use fencelock_core::engine::{Claim, Promises, Standing};
+use fencelock_core::layers::Layer;
+use fencelock_core::{ClaimId, ClaimIds, Engine, Memory, Result};
 use fencelock_server::{Config, Server, Service};
 use fencelock_wire::ClaimKey;
 use serde_json::{Value, json};
@@ -318,6 +322,58 @@ pub(crate) async fn replica_with(engine: Arc<dyn Engine>, config: Config) -> Ser
 /// One replica on a store in memory.
 pub(crate) async fn one() -> Server {
     replica(Arc::new(Memory::new())).await
+}
+
+/// A store in memory whose polls last five seconds. So a push differs from the end of a poll also on a machine that stands
+/// still for a moment.
+#[derive(Debug)]
+pub(crate) struct LongPolls {
+    store: Memory,
+    promises: Promises,
+}
+
+impl LongPolls {
+    const POLL: Duration = Duration::from_secs(5);
+
+    pub(crate) fn new(store: Memory) -> Self {
+        let mut promises = Engine::promises(&store).clone();
+        promises.claim_window = Self::POLL * 2;
+        Self { store, promises }
+    }
+}
+
+#[async_trait]
+impl Layer for LongPolls {
+    fn below(&self) -> &dyn Engine {
+        &self.store
+    }
+
+    fn promises(&self) -> &Promises {
+        &self.promises
+    }
+
+    /// No waiter is placed again while it polls.
+    async fn place(&self, claim: &Claim) -> Result<Standing> {
+        let mut standing = self.store.place(claim).await?;
+        if let Standing::Waiting(place) = &mut standing {
+            place.recheck = Engine::clock(&self.store).now() + Self::POLL * 2;
+        }
+        Ok(standing)
+    }
+}
+
+impl fmt::Display for LongPolls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.store.fmt(f)
+    }
+}
+
+/// Shorter than a poll there, and than a waiter's place in memory, which lasts four seconds.
+pub(crate) const PUSHED: Duration = Duration::from_secs(3);
+
+/// One replica with long polls.
+pub(crate) async fn one_with_long_polls() -> Server {
+    replica(Arc::new(LongPolls::new(Memory::new()))).await
 }
 
 /// Two replicas on the same store in memory.

@@ -109,14 +109,14 @@ async fn a_part_of_the_store_that_is_silent_holds_up_no_renewal_of_another() {
     // Both in one request.
     handle.next([Trouble::Hold]);
     let claims = [1, 0].map(
-        |at| json!({"claim": ids[at], "name": names[at], "token": tokens[at], "ttl_ms": 3000}),
+        |at| json!({"claim": ids[at], "name": names[at], "token": tokens[at], "ttl_ms": 9000}),
     );
     let body = json!({ "claims": claims });
     for _ in 0..2 {
         let begun = tokio::time::Instant::now();
         let renewed = client.ask(&at, "POST", "/v1/renewals", &body).await.is(200);
-        // Within a third of the ttl: a client waits that long.
-        assert!(begun.elapsed() < Duration::from_secs(1));
+        // Within a third of the ttl: a client waits that long. The answer comes after half of that time.
+        assert!(begun.elapsed() < Duration::from_secs(3));
         let claims = &renewed["claims"];
         assert_eq!(claims[0]["state"], "unknown", "{renewed}");
         assert_eq!(claims[0]["claim"], ids[1].to_string());

@@ -47,6 +47,8 @@ async fn requests_read_before_a_pause_do_not_reach_the_store() {
     let (at, client) = (replica(Arc::new(fault)).await, Client::new());
     let id = client.claim();
     let token = client.take(&at, id, "a").await;
+    // The first grant is short. It would hardly last until the first renewal is let through.
+    client.renew(&at, id, "a", token).await.is(200);
     let renewed = meter.counts().renewed;
     // The first renewal is held up before the store, and the second one waits for its turn.
     handle.next([Trouble::Hold]);

@@ -10,7 +10,10 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
-use crate::client::{Client, ask, is_free, look, one, raw, replica, request, until, waiters};
+use crate::client::{
+    Client, PUSHED, ask, is_free, look, one, one_with_long_polls, raw, replica, request, until,
+    waiters,
+};
 
 #[tokio::test]
 async fn one_request_takes_and_another_releases() {
@@ -98,7 +101,7 @@ async fn a_wait_ends_with_the_lock() {
 
 #[tokio::test]
 async fn a_waiter_whose_client_goes_away_leaves_the_queue() {
-    let (at, client) = (one().await, Client::new());
+    let (at, client) = (one_with_long_polls().await, Client::new());
     let id = client.claim();
     let token = client.take(&at, id, "a").await;
     client.renew(&at, id, "a", token).await.is(200);
@@ -109,10 +112,7 @@ async fn a_waiter_whose_client_goes_away_leaves_the_queue() {
     let gone = Instant::now();
     drop(stream);
     until(&at, "a", "left", |lock| waiters(lock) == 0).await;
-    assert!(
-        gone.elapsed() < Duration::from_millis(900),
-        "it lapsed instead"
-    );
+    assert!(gone.elapsed() < PUSHED, "it lapsed instead");
 }
 
 #[tokio::test]
