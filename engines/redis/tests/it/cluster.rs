@@ -207,9 +207,9 @@ async fn wrong_addresses(cluster: &RedisCluster) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_hold_is_lost_at_other_nodes_when_a_node_dies() {
     let cluster = RedisCluster::start(3, 0, 60_000, None).unwrap();
-    let store = open(&format!("{}?response-timeout=300ms", cluster.url())).await;
+    let store = open(&format!("{}?response-timeout=1s", cluster.url())).await;
     let (mut held, mut until) = (Vec::new(), Vec::new());
-    let (mut lost, ttl) = (0, ms(3000));
+    let (mut lost, ttl) = (0, ms(6000));
     for i in 0..300 {
         let name = format!("dead/{i}");
         let claim = if i % 2 == 0 {
@@ -231,11 +231,11 @@ async fn no_hold_is_lost_at_other_nodes_when_a_node_dies() {
     assert!(all.len() > 50 && all.len() < 250, "{}", all.len());
     stopped.pause().unwrap();
     let begin = Instant::now();
-    while begin.elapsed() < Duration::from_secs(5) {
+    while begin.elapsed() < Duration::from_secs(8) {
         let asked = Instant::now();
         let renewed = store.engine.renew(&held).await;
         // Half of the ttl.
-        assert!(asked.elapsed() < ms(1500), "{:?}", asked.elapsed());
+        assert!(asked.elapsed() < ms(3000), "{:?}", asked.elapsed());
         for (at, renewal) in renewed.iter().enumerate() {
             match renewal {
                 Renewal::Kept { counted_from, .. } => {
@@ -309,7 +309,7 @@ async fn a_silent_channel_connection_is_replaced() {
     }
     let port = node.port();
     let store = open(&format!(
-        "redis+cluster://127.0.0.1:{port}?response-timeout=100ms"
+        "redis+cluster://127.0.0.1:{port}?response-timeout=1s"
     ))
     .await;
     let (first, second) = (store.claim("a"), store.claim("b"));

@@ -210,7 +210,7 @@ async fn a_waiter_learns_that_the_delay_is_not_over() {
     let server = Server::start().unwrap();
     let gated = open_with(&server, "restart-delay=1h").await;
     let client = Client::new(gated.engine).unwrap();
-    let error = client.lock("a").timeout(ms(300)).await.unwrap_err();
+    let error = client.lock("a").timeout(ms(3000)).await.unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     assert!(error.to_string().contains("restart-delay"), "{error}");
 }

@@ -59,7 +59,7 @@ async fn a_dead_waiting_writer_does_not_block_readers() {
     let server = server();
     let window = "claim-window=300ms";
     let store = open_with(&server, window).await;
-    let reader = store.shared("dw").ttl(ms(600));
+    let reader = store.shared("dw");
     let token = store.held(&reader).await.tokens.first;
     let dying = open_with(&server, window).await;
     for _ in 0..3 {
@@ -76,7 +76,7 @@ async fn a_dead_waiting_writer_does_not_block_readers() {
     };
     tokio::select! {
         () = renewals => {}
-        late = tokio::time::timeout(ms(3000), store.lock(&late)) => { late.expect("admitted"); }
+        late = tokio::time::timeout(ms(20_000), store.lock(&late)) => { late.expect("admitted"); }
     }
     let impatient = store.shared("dw").wait(false);
     store.held(&impatient).await;
@@ -86,13 +86,14 @@ async fn a_dead_waiting_writer_does_not_block_readers() {
 #[tokio::test]
 async fn a_live_waiting_writer_is_not_overtaken_by_readers() {
     let server = server();
-    let store = open_with(&server, "claim-window=300ms").await;
+    let store = open_with(&server, "claim-window=1500ms").await;
     store.held(&store.shared("lw")).await;
     let writer = store.claim("lw");
     store.waits(&writer).await;
     let readers_try = async {
         let begin = Instant::now();
-        while begin.elapsed() < ms(5 * 300) {
+        // Longer than the two windows after which it would count as dead.
+        while begin.elapsed() < ms(5 * 1500 / 2) {
             let impatient = store.shared("lw").wait(false);
             let standing = store.engine.place(&impatient).await.unwrap();
             assert!(matches!(standing, Standing::Busy), "{standing:?}");

@@ -16,8 +16,14 @@ pub(crate) struct Store<E = Redis> {
     pub(crate) ids: ClaimIds,
 }
 
+/// Unless the URL says otherwise, a response may take long: many calls here are made once, and the machine may be busy.
 pub(crate) async fn open(url: &str) -> Store {
-    let url = StoreUrl::parse(url).unwrap();
+    let mut url = url.to_owned();
+    if !url.contains("response-timeout=") {
+        let and = if url.contains('?') { '&' } else { '?' };
+        url.push_str(&format!("{and}response-timeout=5s"));
+    }
+    let url = StoreUrl::parse(&url).unwrap();
     Store::new(Redis::connect(url).await.unwrap())
 }
 
@@ -138,7 +144,7 @@ impl<E: Engine> Store<E> {
     /// The pushed grant.
     pub(crate) async fn granted(&self, claim: &Claim, place: &Place) -> Grant {
         let changed = self.engine.wait(claim, place);
-        let changed = tokio::time::timeout(Duration::from_secs(5), changed).await;
+        let changed = tokio::time::timeout(Duration::from_secs(15), changed).await;
         match changed {
             Ok(Ok(Some(grant))) => grant,
             other => panic!("no grant came for {}: {other:?}", claim.name),

@@ -243,9 +243,12 @@ async fn a_batch_of_recorded_takes_after_its_deadline_takes_nothing() {
     let proxy = Proxy::start(server.port()).unwrap();
     let url = format!("{}?response-timeout=500ms", server.url_at(proxy.port()));
     let store = open(&url).await;
+    // The server gets the scripts from a client that has time.
+    let patient = open(&server.url()).await;
+    let claims = recorded(&patient, 30);
+    hold_all(&patient, &claims).await;
+    assert!(withdraw_all(&patient, &claims).await.iter().all(released));
     let claims = recorded(&store, 30);
-    hold_all(&store, &claims).await;
-    assert!(withdraw_all(&store, &claims).await.iter().all(released));
     let before = calls(&server, "evalsha");
     proxy.requests(Flow::Hold);
     for placed in place_all(&store, &claims).await {
@@ -342,7 +345,7 @@ async fn takes_given_up_on_other_threads_leave_nothing() {
 #[tokio::test]
 async fn a_hung_server_puts_every_claim_in_doubt() {
     let server = server();
-    let store = open_with(&server, "response-timeout=200ms").await;
+    let store = open_with(&server, "response-timeout=1s").await;
     let claims = plain(&store, 2000);
     let first = plain(&store, 40);
     hold_all(&store, &first).await;
@@ -353,7 +356,7 @@ async fn a_hung_server_puts_every_claim_in_doubt() {
         assert!(placed.unwrap_err().is_retryable());
     }
     // Two response timeouts end the connection; queued requests then fail at once.
-    assert!(begin.elapsed() < ms(2500), "{:?}", begin.elapsed());
+    assert!(begin.elapsed() < ms(15_000), "{:?}", begin.elapsed());
     server.resume().unwrap();
     let begin = Instant::now();
     for claim in &claims {

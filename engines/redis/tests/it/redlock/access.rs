@@ -87,7 +87,7 @@ async fn slow_nodes_are_not_final_when_too_few_refuse() {
     let (claim, _) = store.take("a").await;
     store.release(&claim).await;
     for proxy in &nodes.proxies[1..3] {
-        proxy.answers(Flow::Delay(ms(150)));
+        proxy.answers(Flow::Delay(ms(450)));
     }
     let error = store.engine.place(&store.claim("a")).await.unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
@@ -124,7 +124,11 @@ async fn the_documented_rights_suffice() {
     let url = url(hosts, "").replace("redlock://", "redlock://least:secret@");
     let (one, two) = (open(&url).await.unwrap(), open(&url).await.unwrap());
     for record in [false, true] {
-        let claim = one.claim("a").record(record).lock_delay(ms(1)).ttl(ms(900));
+        let claim = one
+            .claim("a")
+            .record(record)
+            .lock_delay(ms(1))
+            .ttl(ms(3900));
         let Ok(Standing::Held(grant)) = one.engine.place(&claim).await else {
             panic!("it is free");
         };

@@ -209,7 +209,7 @@ async fn promises_follow_the_options() {
     let store = nodes.open().await;
     let promises = store.engine.promises();
     assert_eq!(promises.max_ttl, MAX_TTL);
-    assert_eq!(promises.min_ttl, ms(500));
+    assert_eq!(promises.min_ttl, ms(1500));
     assert_eq!(promises.order, Order::Unordered);
     assert!(!promises.shared && !promises.permits && promises.lock_delay);
     assert!(promises.limits.is_empty(), "{:?}", promises.limits);

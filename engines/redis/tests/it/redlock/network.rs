@@ -56,9 +56,9 @@ async fn a_pause_in_the_middle_of_an_acquisition_uses_up_the_lease() {
     let nodes = Nodes::start();
     let (far, near) = (nodes.proxied().await, nodes.open().await);
     let mut last = None;
-    for pause in [ms(50), ms(1100)] {
+    for pause in [ms(50), ms(3100)] {
         for plain in [true, false] {
-            let claim = far.claim("a").record(!plain).ttl(ms(1000));
+            let claim = far.claim("a").record(!plain).ttl(ms(3000));
             nodes
                 .proxies
                 .iter()
@@ -107,8 +107,8 @@ const LONG: Duration = Duration::from_secs(29);
 
 /// A store for long leases, with timeouts for a busy machine.
 async fn with_long_leases(ports: impl IntoIterator<Item = u16>) -> Store {
-    let url = url(ports, "").replace("max-ttl=1s", "max-ttl=30s");
-    let url = url.replace("node-timeout=100ms", "node-timeout=1s");
+    let url = url(ports, "").replace("max-ttl=4s", "max-ttl=30s");
+    let url = url.replace("node-timeout=300ms", "node-timeout=1s");
     open(&url).await.unwrap()
 }
 

@@ -12,9 +12,9 @@ use crate::support::{ms, until};
 /// The hash that a node keeps.
 pub(crate) const MEMORY: &str = "fencelock:redlock";
 /// Short, but far above the node-timeout.
-pub(crate) const MAX_TTL: Duration = Duration::from_secs(1);
+pub(crate) const MAX_TTL: Duration = Duration::from_secs(4);
 /// How long a restarted node does not vote.
-pub(crate) const DELAY: Duration = Duration::from_secs(3);
+pub(crate) const DELAY: Duration = Duration::from_secs(6);
 pub(crate) const ALL: [usize; 5] = [0, 1, 2, 3, 4];
 
 pub(crate) type Store = crate::support::Store<Redlock>;
@@ -92,7 +92,7 @@ impl Nodes {
 pub(crate) fn url(ports: impl IntoIterator<Item = u16>, options: &str) -> String {
     let hosts = ports.into_iter().map(|port| format!("127.0.0.1:{port}"));
     let hosts = hosts.collect::<Vec<_>>().join(",");
-    format!("redlock://{hosts}?node-timeout=100ms&max-ttl=1s{options}")
+    format!("redlock://{hosts}?node-timeout=300ms&max-ttl=4s{options}")
 }
 
 pub(crate) fn age(server: &Redis) {
