@@ -120,7 +120,7 @@ impl From<Error> for Failure {
 }
 
 /// The exit code of each kind of error.
-fn code_of(error: &Error) -> u8 {
+pub(crate) fn code_of(error: &Error) -> u8 {
     match error {
         Error::Invalid { .. } | Error::Unsupported { .. } => code::USAGE,
         Error::Config { .. } | Error::ConfigFile { .. } | Error::NotALock { .. } => code::CONFIG,

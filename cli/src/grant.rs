@@ -6,7 +6,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use fencelock::engine::{Claim, HeldClaim};
+use fencelock::engine::{Claim, ClaimIds, HeldClaim};
 use fencelock::{LockName, Mode, Token};
 use fencelock_wire::ClaimKey;
 use serde_json::{Map, Value};
@@ -136,7 +136,10 @@ impl GrantFile {
             return Err(failed(io::Error::other(why)));
         }
         let mut beside = name.to_owned();
-        beside.push(format!(".{}.tmp", std::process::id()));
+        // In a container a process often has the id of an earlier one, whose file may be left.
+        let drawn =
+            ClaimIds::new().map_err(|error| Failure::internal("drawing a file name", error))?;
+        beside.push(format!(".{}.tmp", drawn.next()));
         let beside = place.with_file_name(beside);
         let file = OpenOptions::new()
             .write(true)

@@ -11,7 +11,7 @@ use fencelock_server::{BearerToken, Reload, Server, Service, Settings};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::args::{Serve, ServeCommand};
-use crate::environment::STORE;
+use crate::environment::{STORE, or_variable};
 use crate::exit::{Failure, Outcome, code, print, say};
 use crate::notify::tell_manager;
 use crate::open_files::raise_limit;
@@ -38,7 +38,7 @@ pub(crate) async fn serve(args: Serve, store: Wanted) -> Outcome {
     raise_limit(settings.config.limits.connections);
     let mut signals = Signals::listen()?;
     // The store of the command line or of the environment counts more than that of the file.
-    let named = store.store.or_else(|| variable(STORE));
+    let named = or_variable(store.store, STORE)?;
     let wanted = Wanted {
         store: named.or_else(|| settings.store.clone()),
         config: file.clone(),
@@ -102,17 +102,13 @@ fn token(name: &str) -> Outcome {
     Ok(code::DONE)
 }
 
-fn variable(name: &str) -> Option<String> {
-    std::env::var(name).ok().filter(|value| !value.is_empty())
-}
-
 /// The configuration file: of the command line or the environment, else that of this machine if there is one.
 fn config_file(given: Option<PathBuf>) -> Option<PathBuf> {
     let named = given.or_else(|| {
-        let named = [CONFIG, fencelock::Config::VARIABLE]
+        let mut named = [CONFIG, fencelock::Config::VARIABLE]
             .into_iter()
-            .find_map(variable);
-        named.map(PathBuf::from)
+            .filter_map(std::env::var_os);
+        named.find(|path| !path.is_empty()).map(PathBuf::from)
     });
     let of_machine = || {
         let path = PathBuf::from(fencelock::Config::DEFAULT_PATH);
@@ -130,7 +126,7 @@ fn settings(args: &Serve, file: Option<&PathBuf>) -> Result<Settings, Failure> {
         let text = text.map_err(|error| Error::config_file(&name, error.to_string()))?;
         settings = Settings::read(&name, &text)?;
     }
-    if let Some(advertise) = args.advertise.clone().or_else(|| variable(ADVERTISE)) {
+    if let Some(advertise) = or_variable(args.advertise.clone(), ADVERTISE)? {
         settings.config.advertise = Some(advertise);
     }
     settings.config.hosts.extend(args.hosts.iter().cloned());
@@ -141,7 +137,7 @@ fn settings(args: &Serve, file: Option<&PathBuf>) -> Result<Settings, Failure> {
     }
     if !args.listen.is_empty() {
         settings.listen.clone_from(&args.listen);
-    } else if let Some(listen) = variable(LISTEN) {
+    } else if let Some(listen) = or_variable(None, LISTEN)? {
         let address = listen.parse().map_err(|_| {
             Failure::new(
                 code::CONFIG,

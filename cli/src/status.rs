@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::args::Status;
 use crate::doctor::url_findings;
-use crate::exit::{Outcome, code, one_line, print};
+use crate::exit::{Outcome, code, code_of, one_line, print, worse};
 use crate::store::{self, Wanted};
 
 /// How often `--watch` looks.
@@ -44,7 +44,11 @@ pub(crate) async fn status(args: Status, store: Wanted) -> Outcome {
             false => "",
         };
         print(&format!("{clear}{shown}"))?;
-        let away = rows.iter().any(|row| row.wrong.is_some());
+        let codes = rows
+            .iter()
+            .filter_map(|row| row.wrong.as_ref())
+            .map(|(_, code)| *code);
+        let worst = codes.fold(code::DONE, worse);
         for row in rows {
             if let Some(engine) = row.engine {
                 open.insert(row.name, engine);
@@ -52,7 +56,7 @@ pub(crate) async fn status(args: Status, store: Wanted) -> Outcome {
         }
         if !args.watch {
             close(open).await;
-            return Ok(if away { code::UNAVAILABLE } else { code::DONE });
+            return Ok(worst);
         }
         tokio::time::sleep_until(looked + PERIOD).await;
     }
@@ -77,8 +81,8 @@ struct Row {
     held: usize,
     waiting: usize,
     findings: usize,
-    /// Why the store, or a part of it, did not answer.
-    wrong: Option<String>,
+    /// Why the store, or a part of it, did not answer, with the exit code that this has.
+    wrong: Option<(String, u8)>,
 }
 
 impl Row {
@@ -106,10 +110,17 @@ async fn row(file: &Config, name: &str, engine: Option<Arc<Breaker>>) -> Row {
     let seen = tokio::time::timeout(PATIENCE, look(file, &mut row)).await;
     row.wrong = match seen {
         Ok(Ok(())) => row.wrong,
-        Ok(Err(error)) => Some(error.to_string()),
-        Err(_) => Some(format!("no answer within {}", in_words(PATIENCE))),
+        Ok(Err(error)) => Some(with_code(&error)),
+        Err(_) => {
+            let why = format!("no answer within {}", in_words(PATIENCE));
+            Some((why, code::UNAVAILABLE))
+        }
     };
     row
+}
+
+fn with_code(error: &Error) -> (String, u8) {
+    (error.to_string(), code_of(error))
 }
 
 async fn look(file: &Config, row: &mut Row) -> Result<(), Error> {
@@ -123,7 +134,7 @@ async fn look(file: &Config, row: &mut Row) -> Result<(), Error> {
     let parsed = StoreUrl::parse(&url)?;
     let (locks, away) = locks(&*engine, &parsed).await?;
     row.reached = Some(begun.elapsed());
-    row.wrong = away.first().map(Error::to_string);
+    row.wrong = away.first().map(with_code);
     row.held = locks.iter().map(|lock| lock.holders.len()).sum();
     row.waiting = locks.iter().map(|lock| lock.waiters.len()).sum();
     // A user who may not read the record sees no version.
@@ -181,7 +192,7 @@ fn table(rows: &[Row]) -> String {
             known(row.findings.to_string()),
             row.breaker().unwrap_or("-").to_owned(),
         ];
-        let wrong = row.wrong.as_deref().map(one_line);
+        let wrong = row.wrong.as_ref().map(|(why, _)| one_line(why));
         lines.push((cells, wrong.unwrap_or_default()));
     }
     let widths: [usize; 7] = std::array::from_fn(|column| {
@@ -212,7 +223,7 @@ fn json(rows: &[Row]) -> String {
             "waiting": row.reached.map(|_| row.waiting),
             "breaker": row.breaker(),
             "findings": row.reached.map(|_| row.findings),
-            "error": row.wrong,
+            "error": row.wrong.as_ref().map(|(why, _)| why),
         })
     });
     format!("{}\n", Value::Array(rows.collect()))

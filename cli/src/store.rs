@@ -10,7 +10,7 @@ use fencelock_wire::ClaimKey;
 
 use crate::args::{Patience, Purpose};
 use crate::away::AwayWatch;
-use crate::environment::STORE;
+use crate::environment::{STORE, or_variable};
 use crate::exit::{Failure, say};
 use crate::keyed::{Keyed, detachable, with_key};
 
@@ -38,8 +38,7 @@ impl Wanted {
     /// The store of the command line, else of the environment, else the default. The configuration file is read if the store
     /// has a name there.
     pub(crate) fn resolve(self) -> Result<Resolved, Failure> {
-        let from_environment = || std::env::var(STORE).ok().filter(|url| !url.is_empty());
-        let store = self.store.clone().or_else(from_environment);
+        let store = or_variable(self.store.clone(), STORE)?;
         let url = store.unwrap_or_else(|| "sqlite:".to_owned());
         if !url.starts_with('@') {
             let purpose = None;

@@ -132,11 +132,13 @@ pub(crate) async fn release(file: &Path, patience: Option<Duration>, store: Want
     let detached = Detached::read(file)?;
     let until = until(patience);
     let engine = open(store, &detached, until).await?;
-    let mut unanswered = false;
+    // Whether a request had no answer after which the grant may have been released.
+    let mut may_be_done = false;
     let withdrawn = loop {
-        match withdraw(&*engine, &detached.held).await {
+        let seen = seen(&*engine, &detached.held).await;
+        match withdraw(&*engine, &detached.held, seen).await {
             Err(error) if error.is_away() && Instant::now() < until => {
-                unanswered = true;
+                may_be_done |= seen == Some(Seen::Held);
                 tokio::time::sleep(PAUSE).await;
             }
             withdrawn => break withdrawn,
@@ -146,7 +148,7 @@ pub(crate) async fn release(file: &Path, patience: Option<Duration>, store: Want
     match withdrawn? {
         Withdrawn::Released => Ok(code::DONE),
         // An earlier request, whose answer was lost, has released it.
-        _ if unanswered => Ok(code::DONE),
+        _ if may_be_done => Ok(code::DONE),
         Withdrawn::Expired => Err(lost(&detached, "its lease had ended before the release")),
         _ => Err(lost(
             &detached,
@@ -155,21 +157,37 @@ pub(crate) async fn release(file: &Path, patience: Option<Duration>, store: Want
     }
 }
 
-/// Releases the grant, unless its claim holds with another token or in another mode: then this grant is over. A client that
-/// may release but not look releases without looking.
-async fn withdraw(engine: &dyn Engine, held: &HeldClaim) -> Result<Withdrawn, Error> {
-    if let Ok(view) = engine.inspect().look(&held.claim.name).await {
-        let mut holders = view.holders.iter();
-        let other = holders.any(|holder| {
-            let same = holder.token.is_none_or(|token| token == held.token)
-                && holder.mode == held.claim.mode;
-            holder.claim == Some(held.claim.id) && !same
-        });
-        if other {
-            return Ok(Withdrawn::NotOwner);
-        }
+/// What the store shows of the claim of a grant.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Seen {
+    Held,
+    /// It holds with another token or in another mode, so this grant is over.
+    HeldAnew,
+    NotHeld,
+}
+
+/// `None` if the store does not show it, for instance to a client that may release but not look.
+async fn seen(engine: &dyn Engine, held: &HeldClaim) -> Option<Seen> {
+    let view = engine.inspect().look(&held.claim.name).await.ok()?;
+    let mut holders = view.holders.iter();
+    let Some(holder) = holders.find(|holder| holder.claim == Some(held.claim.id)) else {
+        return Some(Seen::NotHeld);
+    };
+    let same =
+        holder.token.is_none_or(|token| token == held.token) && holder.mode == held.claim.mode;
+    Some(if same { Seen::Held } else { Seen::HeldAnew })
+}
+
+/// Releases the grant, unless it is over.
+async fn withdraw(
+    engine: &dyn Engine,
+    held: &HeldClaim,
+    seen: Option<Seen>,
+) -> Result<Withdrawn, Error> {
+    match seen {
+        Some(Seen::HeldAnew) => Ok(Withdrawn::NotOwner),
+        _ => engine.withdraw(&held.claim, Leave::Release).await,
     }
-    engine.withdraw(&held.claim, Leave::Release).await
 }
 
 /// Until when to ask a store that does not answer.

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use fencelock_config::{check_sections, name_of, refuse_password, toml_error};
+use fencelock_config::{check_sections, check_url, name_of, toml_error};
 use fencelock_core::{Error, Result, parse_duration};
 use serde::Deserialize;
 
@@ -114,7 +114,7 @@ impl Settings {
         if let Some(url) = serve.store.as_deref()
             && name_of(url).is_none()
         {
-            refuse_password(url).map_err(|error| bad(error.to_string()))?;
+            check_url(url).map_err(|error| bad(error.to_string()))?;
         }
         if let Some(purpose) = &serve.purpose
             && !matches!(purpose.as_str(), "efficiency" | "correctness")

@@ -8,12 +8,12 @@
 
 mod file;
 mod find;
+mod in_file;
 mod key;
 mod resolve;
-mod secret;
 mod stores;
 
 pub use file::{check_sections, error_at, toml_error};
 pub use find::{DEFAULT_PATH, VARIABLE, path};
-pub use secret::refuse_password;
+pub use in_file::check_url;
 pub use stores::{Stores, name_of};

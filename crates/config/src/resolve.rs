@@ -3,8 +3,8 @@
 use fencelock_core::{ConfigPart, Error, Result, StoreUrl};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
+use crate::in_file::check_url;
 use crate::key::{Kind, RECORD};
-use crate::secret::refuse_password;
 use crate::stores::{Shard, Stores, What, name_of};
 
 /// Characters that stay as they are in an option of a URL, so that a person can read it.
@@ -52,7 +52,7 @@ impl Stores {
                     let why = "its url is the name of a store; use that name";
                     return Err(self.error(name, why));
                 }
-                refuse_password(url).map_err(|error| self.error_in(name, &error))?;
+                check_url(url).map_err(|error| self.error_in(name, &error))?;
                 match record {
                     Some(record) => {
                         let record = self.record(name, record, way)?;
@@ -93,7 +93,7 @@ impl Stores {
         match name_of(store) {
             Some(other) => self.follow(other, way),
             None => {
-                refuse_password(store).map_err(|error| self.error_in(of, &error))?;
+                check_url(store).map_err(|error| self.error_in(of, &error))?;
                 Ok(store.to_owned())
             }
         }
@@ -107,7 +107,7 @@ impl Stores {
         way: &mut Vec<&'s str>,
     ) -> Result<String> {
         let Some(other) = name_of(&shard.store) else {
-            let checked = refuse_password(&shard.store);
+            let checked = check_url(&shard.store);
             checked.map_err(|error| self.error_in(set, &error))?;
             return Ok(shard.store.clone());
         };

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use fencelock_core::{BootInstant, Error, LockName, Result};
+use rusqlite::ErrorCode;
 use tokio::sync::oneshot;
 
 use crate::file::File;
@@ -115,6 +116,14 @@ impl From<Error> for Failure {
 }
 
 impl Failure {
+    /// Whether SQLite cannot make sense of its files. So it is if somebody deleted or replaced some of them, but not all.
+    pub(crate) fn is_of_the_files(&self) -> bool {
+        matches!(self, Self::Sql(error) if matches!(
+            error.sqlite_error_code(),
+            Some(ErrorCode::SystemIoFailure | ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase)
+        ))
+    }
+
     pub(crate) fn explain(self, file: &File, action: &Action) -> Error {
         match self {
             Self::Sql(error) => file.error(&action.to_string(), &error),

@@ -101,12 +101,14 @@ impl State {
                 jobs.drain(..).for_each(|job| job.answer(None));
             }
             Err(failure) if jobs.len() == 1 => {
+                self.close_if_spoilt(&failure);
                 if let Some(job) = jobs.pop() {
                     let error = failure.explain(&self.parts.file, job.action());
                     job.answer(Some(error));
                 }
             }
-            Err(_) => {
+            Err(failure) => {
+                self.close_if_spoilt(&failure);
                 for job in jobs.drain(..) {
                     self.write(&mut vec![job]);
                 }
@@ -148,6 +150,9 @@ impl State {
 
     pub(crate) fn read(&mut self, mut job: Box<dyn Job>) {
         let failure = self.read_once(&mut *job).err();
+        if let Some(failure) = &failure {
+            self.close_if_spoilt(failure);
+        }
         let error = failure.map(|failure| failure.explain(&self.parts.file, job.action()));
         job.answer(error);
     }
@@ -193,6 +198,14 @@ impl State {
             entries: &self.parts.entries,
             drawn: None,
             wake_ups: Vec::new(),
+        }
+    }
+
+    /// Closes files that SQLite cannot use. While one process has them open, no other can begin with new ones. The next request
+    /// opens them again.
+    fn close_if_spoilt(&mut self, failure: &Failure) {
+        if failure.is_of_the_files() {
+            self.open = None;
         }
     }
 

@@ -12,6 +12,7 @@ mod violation;
 
 use serde::Serialize;
 
+use queries::calm;
 pub(crate) use queries::millis;
 pub use violation::Violation;
 
@@ -80,6 +81,7 @@ pub fn check(history: &History) -> Verdict {
     }
     let longest_stall = queue::progress(history, &mut found);
     leaks(history, &mut found);
+    losses(history, &mut found);
     late(history, &mut found);
     for violation in &mut found {
         violation.excuse = excuse(history, violation);
@@ -201,6 +203,31 @@ fn leaks(history: &History, found: &mut Vec<Violation>) {
                     "{} was to hold for {} more when it released, and the lock was not its own",
                     attempt.who(),
                     millis(until.saturating_sub(attempt.over.unwrap_or(until)))
+                ),
+                excuse: None,
+            });
+        }
+    }
+}
+
+/// A holder that is told of a loss before its lease is over, while there is no fault and none has just ended.
+fn losses(history: &History, found: &mut Vec<Violation>) {
+    for (index, attempt) in history.attempts.iter().enumerate() {
+        let (Some(granted), Some(told), Some(valid)) =
+            (attempt.granted, attempt.told, attempt.valid)
+        else {
+            continue;
+        };
+        if told < valid && calm(history, granted, told) {
+            found.push(Violation {
+                rule: Rule::Kept,
+                at: told,
+                name: Some(attempt.name),
+                attempts: vec![index],
+                what: format!(
+                    "{} was to hold for {} more when it was told that its lock was lost",
+                    attempt.who(),
+                    millis(valid - told)
                 ),
                 excuse: None,
             });

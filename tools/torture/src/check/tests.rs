@@ -384,6 +384,22 @@ fn a_lock_that_was_taken_away() {
 }
 
 #[test]
+fn a_holder_that_is_told_of_a_loss_without_a_fault_has_not_kept_its_lock() {
+    let told = |told| Attempt {
+        told: Some(told * MS),
+        valid: Some(40 * MS),
+        end: End::Expired,
+        ..grant(0, 1, 10, 20)
+    };
+    let mut bad = history(vec![told(20)]);
+    objects(&bad, Rule::Kept);
+    bad.faults = vec![fault("reset", 5, 5, &[])];
+    accepts(&bad);
+    // At the end of its lease it is told without a fault.
+    accepts(&history(vec![told(40)]));
+}
+
+#[test]
 fn the_effect_of_a_late_request_is_reported_even_during_a_fault() {
     let mut bad = history(vec![grant(0, 1, 10, 20)]);
     accepts(&bad);

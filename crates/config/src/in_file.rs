@@ -1,26 +1,32 @@
-//! The file must not contain a password.
+//! What a URL in the file must not have: a password, or a path that depends on who reads the file.
 
 use fencelock_core::{Result, StoreUrl};
 
 use crate::key::RECORD;
 
-/// Refuses the URL of a store that contains a password, including the URLs of the shards of a set. Other users can
-/// often read the file, and it is kept in repositories and backups.
+/// Refuses the URL of a store that contains a password or a relative path, including the URLs of the shards of a set. Other
+/// users can often read the file, and it is kept in repositories and backups. A relative path would name another store in each
+/// working directory.
 ///
 /// # Errors
 /// [`Error::Config`](fencelock_core::Error::Config), also if the text is not a URL.
-pub fn refuse_password(url: &str) -> Result<()> {
+pub fn check_url(url: &str) -> Result<()> {
     let parsed = StoreUrl::parse(url)?;
     if parsed.has_password() {
         return Err(parsed.refuse(
             "a URL in the configuration file has a password; write it to a file that only its user can read, with ?password-file=/run/secrets/NAME, or use an environment variable, with ?password-env=NAME",
         ));
     }
+    if parsed.scheme == "sqlite" && !parsed.path.is_empty() && !parsed.path.starts_with('/') {
+        return Err(parsed.refuse(
+            "a URL in the configuration file has a relative path, which names another file in each working directory; write the whole path, sqlite:/PATH",
+        ));
+    }
     let is_set = ["shards", "migrate"].contains(&parsed.scheme.as_str());
     // The options of a set are URLs, and others that are none.
     for (option, value) in parsed.clone().take_others(&[]) {
         if (is_set || option == RECORD) && value.contains(':') {
-            refuse_password(&value)?;
+            check_url(&value)?;
         }
     }
     Ok(())
@@ -41,18 +47,32 @@ mod tests {
             "redlock://h1,h2,h3?record=redis%3A%2F%2Fu%3Ahunter2%40h",
             "shards:?a=redlock%3A%2F%2Fh1%2Ch2%2Ch3%3Frecord%3Dredis%253A%252F%252Fu%253Ahunter2%2540h&b=redis://h",
         ] {
-            let error = refuse_password(url).unwrap_err().to_string();
+            let error = check_url(url).unwrap_err().to_string();
             assert!(error.contains("password-file"), "{url}: {error}");
             assert!(!error.contains("hunter2"), "{url}: {error}");
         }
         for url in [
+            "sqlite:",
             "redis://ann@h?password-file=/run/x",
             "redlock://h1:1,h2:2",
             "shards:?a=redis://h:1&b=redis://h:2&key={}&prefix=a/",
             "sqlite:/x",
             "redlock://h1,h2,h3?record=redis://h",
         ] {
-            refuse_password(url).unwrap();
+            check_url(url).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_relative_path_is_refused() {
+        for url in [
+            "sqlite:locks.db",
+            "sqlite:./a/locks.db?response-timeout=2s",
+            "shards:?a=sqlite:/a&b=sqlite:b",
+            "redlock://h1,h2,h3?record=sqlite:b",
+        ] {
+            let error = check_url(url).unwrap_err().to_string();
+            assert!(error.contains("relative path"), "{url}: {error}");
         }
     }
 }
