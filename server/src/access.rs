@@ -54,6 +54,15 @@ struct Bucket {
     at: BootInstant,
 }
 
+impl Bucket {
+    fn fill(&mut self, rate: f64) {
+        let now = Clock::Boot.now();
+        let filled = self.takes + now.since(self.at).as_secs_f64() * rate;
+        self.takes = filled.min(rate.max(1.0));
+        self.at = now;
+    }
+}
+
 impl Access {
     /// Reads the configuration. A principal keeps its counts of use, by name.
     pub(crate) fn new(
@@ -215,21 +224,37 @@ impl Known {
 
     /// Counts a take. If there were too many, the error says in how many seconds there will be room.
     pub(crate) fn count_take(&self) -> std::result::Result<(), u32> {
-        let Some(rate) = self.principal.takes_per_s else {
+        let Some(rate) = self.principal.takes_per_s.map(f64::from) else {
             return Ok(());
         };
-        let rate = f64::from(rate);
-        let now = Clock::Boot.now();
         let mut bucket = self.used.bucket.lock();
-        let filled = bucket.takes + now.since(bucket.at).as_secs_f64() * rate;
-        bucket.takes = filled.min(rate.max(1.0));
-        bucket.at = now;
+        bucket.fill(rate);
         if bucket.takes < 1.0 {
             let seconds = ((1.0 - bucket.takes) / rate.max(1e-3)).ceil();
             return Err(seconds.clamp(1.0, 3600.0) as u32);
         }
         bucket.takes -= 1.0;
         Ok(())
+    }
+
+    /// Counts a take that has happened, even if there were too many.
+    pub(crate) fn charge_take(&self) {
+        let Some(rate) = self.principal.takes_per_s.map(f64::from) else {
+            return;
+        };
+        let mut bucket = self.used.bucket.lock();
+        bucket.fill(rate);
+        bucket.takes = (bucket.takes - 1.0).max(-rate.max(1.0));
+    }
+
+    /// Whether no take was counted for which there was no room.
+    pub(crate) fn owes_no_take(&self) -> bool {
+        let Some(rate) = self.principal.takes_per_s.map(f64::from) else {
+            return true;
+        };
+        let mut bucket = self.used.bucket.lock();
+        bucket.fill(rate);
+        bucket.takes >= 0.0
     }
 
     /// Counts a stream until it is dropped; `None` if there are too many.

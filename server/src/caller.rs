@@ -283,6 +283,16 @@ impl Caller {
         })
     }
 
+    /// Counts a take that has happened. Later ones may have to wait for it.
+    pub(crate) fn charge_take(&self) {
+        self.known.charge_take();
+    }
+
+    /// Whether requests that seem to be repeated are not counted: no take is owed.
+    pub(crate) fn may_repeat(&self) -> bool {
+        self.known.owes_no_take()
+    }
+
     /// Counts a claim that waits.
     pub(crate) fn count_waiter(&self, name: &LockName) -> Result<Waiter, Refusal> {
         self.known.count_waiter().ok_or_else(|| {

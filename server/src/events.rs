@@ -277,12 +277,13 @@ impl Events {
         }
     }
 
-    /// Whether a claim holds this lock, as far as this replica knows.
-    pub(crate) fn is_held(&self, id: &ClaimId, name: &LockName) -> bool {
+    /// The token with which a claim holds this lock, as far as this replica knows.
+    pub(crate) fn held_with(&self, id: &ClaimId, name: &LockName) -> Option<Token> {
         let now = self.engine.clock().now();
         let holds = self.holds.lock();
         let hold = holds.by_id.get(id);
-        hold.is_some_and(|hold| hold.name == *name && hold.until > now)
+        let hold = hold.filter(|hold| hold.name == *name && hold.until > now)?;
+        Some(hold.token)
     }
 
     /// Forgets a hold.

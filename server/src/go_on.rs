@@ -188,8 +188,9 @@ pub(crate) async fn releasing(
     let mut visit = replica.known.enter(id);
     visit.take_turn().await;
     replica.check_fresh(received)?;
-    if let Some(bound) = &replica.bound
-        && bound.is_for_another(id, &name)
+    let bound = replica.bound.as_ref();
+    if bound.is_some_and(|bound| bound.is_for_another(id, &name))
+        || replica.known.is_for_another(&id, &name)
     {
         replica.metrics.released("not_owner");
         let released = Outcome::NotOwner;

@@ -37,7 +37,7 @@ struct Claim {
     visits: usize,
     /// The stamp of the last request, if the claim may wait in the queue and no request of it is here.
     left: Option<u64>,
-    /// The lock for which this replica has placed it.
+    /// The lock for which this replica has placed it, while the outcome is open. Changed by the visit that has the turn.
     placed: Option<LockName>,
     /// Counts it as a waiter of its principal.
     waiter: Option<Waiter>,
@@ -99,10 +99,11 @@ impl Known {
         }
     }
 
-    /// The lock for which this replica has placed the claim, if it still knows it.
-    pub(crate) fn placed_for(&self, id: &ClaimId) -> Option<LockName> {
+    /// Whether this replica has placed the claim for another lock, and the outcome is open.
+    pub(crate) fn is_for_another(&self, id: &ClaimId, name: &LockName) -> bool {
         let claims = self.shard(id).lock();
-        claims.get(id).and_then(|claim| claim.placed.clone())
+        let placed = claims.get(id).and_then(|claim| claim.placed.as_ref());
+        placed.is_some_and(|placed| placed != name)
     }
 
     /// How many claims are known.
@@ -210,7 +211,23 @@ pub(crate) struct Visit {
 }
 
 impl Visit {
-    /// Notes that the claim is about to be placed. From now on it counts as a waiter.
+    /// Whether this replica has placed the claim, and the outcome is open.
+    pub(crate) fn is_placed(&self) -> bool {
+        let claims = self.known.shard(&self.id).lock();
+        claims
+            .get(&self.id)
+            .is_some_and(|claim| claim.placed.is_some())
+    }
+
+    /// Whether the claim counts as a waiter.
+    pub(crate) fn is_counted(&self) -> bool {
+        let claims = self.known.shard(&self.id).lock();
+        claims
+            .get(&self.id)
+            .is_some_and(|claim| claim.waiter.is_some())
+    }
+
+    /// Notes that the claim is about to be placed. From now on it counts as a waiter, if there is one.
     pub(crate) fn placing(&self, name: &LockName, waiter: Option<Waiter>) {
         let mut claims = self.known.shard(&self.id).lock();
         if let Some(claim) = claims.get_mut(&self.id) {
@@ -257,9 +274,14 @@ impl Visit {
         self.may_wait = true;
     }
 
-    /// Notes that the claim certainly does not wait: it holds, or the store has nothing of it.
+    /// Notes that the claim certainly does not wait: it holds, or the store has nothing of it. A later request is a new one.
     pub(crate) fn waits_no_more(&mut self) {
         self.may_wait = false;
+        let mut claims = self.known.shard(&self.id).lock();
+        if let Some(claim) = claims.get_mut(&self.id) {
+            claim.placed = None;
+            claim.waiter = None;
+        }
     }
 }
 

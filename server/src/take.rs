@@ -8,7 +8,7 @@ use axum::extract::State;
 use axum::response::Response;
 use fencelock_core::engine::{Claim, Grant, Place, Standing};
 use fencelock_core::support::Backoff;
-use fencelock_core::{BootInstant, ClaimId, Error, Sequencer};
+use fencelock_core::{BootInstant, ClaimId, Error, Sequencer, Token};
 use fencelock_wire::{
     BatchBody, Granted, Kind, ModeWord, Take, Waiting, WordHeld, WordWaiting, millis,
 };
@@ -25,7 +25,7 @@ use crate::known::Visit;
 use crate::lines::{in_lines, line, to_line};
 use crate::principal::Right;
 use crate::refusal::Refusal;
-use crate::replica::Replica;
+use crate::replica::{Poll, Replica};
 use crate::reply::json;
 
 /// How much time a pushed grant must have left to be answered as it is, because the answer needs time to travel.
@@ -114,50 +114,105 @@ pub(crate) async fn taking(
     let wait = Duration::from_millis(body.wait_ms).min(replica.poll());
     let queue = body.queue;
     let claim = Asked::from(body).claim(id, replica, caller)?;
-    let placed = replica.known.placed_for(&id);
-    if placed.as_ref().is_some_and(|placed| *placed != claim.name) {
+    let name = claim.name.clone();
+    if replica.known.is_for_another(&id, &name) {
         // The place of one lock's queue must not be used in that of another one.
-        return Err(ended(id).name(&claim.name));
+        return Err(ended(id).name(&name));
     }
-    let in_queue = placed.is_some();
-    // Its answer may have been lost. It asks for nothing new, so it is served as before.
-    let is_repeated = in_queue || replica.events.is_held(&id, &claim.name);
-    if replica.draining.is_cancelled() && !is_repeated {
-        return Err(Refusal::draining(&claim.name));
+    let mut visit = replica.known.enter(id);
+    if queue {
+        replica.let_grants_go_first().await;
     }
-    let waiter = match (is_repeated, queue) {
-        (true, _) => None,
-        (false, true) => {
-            let waiter = caller.count_waiter(&claim.name)?;
-            caller.count_take(&claim.name)?;
-            Some(waiter)
+    visit.take_turn().await;
+    // The requests before this one have had their effect.
+    let admitted = match admit(replica, caller, &visit, &claim, queue) {
+        Ok(admitted) => admitted,
+        Err(refusal) => {
+            if !visit.is_placed() {
+                visit.waits_no_more();
+            }
+            return Err(refusal);
         }
-        (false, false) => {
-            caller.count_take(&claim.name)?;
-            None
-        }
-    };
-    let _poll = match queue {
-        true => Some(replica.open_poll(is_repeated)?),
-        false => None,
     };
     let ttl = claim.ttl;
-    let visit = replica.known.enter(id);
-    visit.placing(&claim.name, waiter);
-    #[cfg(fencelock_planted)]
-    visit.wants(&claim);
     let asking = Asking {
         since: visit.since(),
-        claim: claim.ttl(replica.first_ttl(ttl)).wait(queue),
+        claim: claim.ttl(replica.first_ttl(ttl)).wait(admitted.queue),
         ttl,
         received,
         until: received + wait,
         replica: Arc::clone(replica),
         tell,
+        admitted,
     };
-    let name = asking.claim.name.clone();
-    let taken = asking.run(visit, caller, in_queue).await;
+    #[cfg(fencelock_planted)]
+    visit.wants(&asking.claim);
+    let taken = asking.run(visit, caller).await;
     taken.map_err(|refusal| refusal.name(&name))
+}
+
+/// How a request was admitted.
+struct Admitted {
+    /// Whether the claim may join the queue.
+    queue: bool,
+    /// Why it may not, although the client wants it to.
+    no_queue: Option<Refusal>,
+    /// Whether it was placed before, and the outcome is open: it stands in the queue, or a request had no answer.
+    placed: bool,
+    /// The token that it holds with, as far as this replica knows. Such a request was not counted.
+    repeats: Option<Token>,
+    _poll: Option<Poll>,
+}
+
+/// Counts a request, unless it repeats one whose answer may have been lost. That one asks for nothing new, so it is never
+/// refused.
+fn admit(
+    replica: &Arc<Replica>,
+    caller: &Caller,
+    visit: &Visit,
+    claim: &Claim,
+    queue: bool,
+) -> Result<Admitted, Refusal> {
+    let name = &claim.name;
+    if replica.known.is_for_another(&claim.id, name) {
+        return Err(ended(claim.id));
+    }
+    let placed = visit.is_placed();
+    let repeats = match placed {
+        true => None,
+        false => replica.events.held_with(&claim.id, name),
+    };
+    let repeats = repeats.filter(|_| caller.may_repeat());
+    let is_new = !placed && repeats.is_none();
+    if replica.draining.is_cancelled() && is_new {
+        return Err(Refusal::draining(name));
+    }
+    let waiter = match queue && !visit.is_counted() {
+        true => Some(caller.count_waiter(name)),
+        false => None,
+    };
+    let (waiter, no_queue) = match (waiter.transpose(), repeats) {
+        (Ok(waiter), _) => (waiter, None),
+        // If it holds, it needs no place in the queue.
+        (Err(refusal), Some(_)) => (None, Some(refusal)),
+        (Err(refusal), None) => return Err(refusal),
+    };
+    let queue = queue && no_queue.is_none();
+    if is_new {
+        caller.count_take(name)?;
+    }
+    let poll = match queue {
+        true => Some(replica.open_poll(!is_new)?),
+        false => None,
+    };
+    visit.placing(name, waiter);
+    Ok(Admitted {
+        queue,
+        no_queue,
+        placed,
+        repeats,
+        _poll: poll,
+    })
 }
 
 /// One request to take a lock.
@@ -173,6 +228,7 @@ struct Asking {
     since: BootInstant,
     /// Gets the claim's place before it waits, if the client wants that.
     tell: Option<oneshot::Sender<Waiting>>,
+    admitted: Admitted,
 }
 
 /// What ended a wait.
@@ -185,34 +241,27 @@ enum Woken {
 }
 
 impl Asking {
-    async fn run(
-        mut self,
-        mut visit: Visit,
-        caller: &Caller,
-        in_queue: bool,
-    ) -> Result<Taken, Refusal> {
+    /// The visit has the turn.
+    async fn run(mut self, mut visit: Visit, caller: &Caller) -> Result<Taken, Refusal> {
         let mut errors = Backoff::new(AFTER_ERROR.0, AFTER_ERROR.1);
-        if self.claim.wait {
-            self.replica.let_grants_go_first().await;
-        }
-        visit.take_turn().await;
         if let Some(bound) = &self.replica.bound {
             let placing = bound.placing(&self.claim, self.received + self.replica.window);
             placing.map_err(|_| self.ended())?;
         }
-        let mut waited = in_queue;
+        let mut waited = self.admitted.placed;
         let name = self.claim.name.clone();
         let mut refused = pin!(caller.loses(Right::Take, &name));
         loop {
             self.replica.check_fresh(self.received)?;
             let (standing, back) = place(&self.replica, self.claim.clone(), visit).await?;
             visit = back;
+            self.charge_if_new(&standing, caller);
             let place = match standing {
                 Ok(Standing::Held(grant)) => return self.granted(&grant, caller, waited),
                 Ok(Standing::Waiting(place)) => place,
                 // A set of stores moved meanwhile, or the store is another lock service, which has ended the claim.
                 Ok(Standing::Ended) => return Err(self.ended()),
-                Ok(_) => return Err(self.held()),
+                Ok(_) => return Err(self.admitted.no_queue.take().unwrap_or_else(|| self.held())),
                 Err(error) => return Err(Refusal::of(&error)),
             };
             waited = true;
@@ -251,6 +300,17 @@ impl Asking {
                     return Ok(Taken::Waiting(self.waiting(&place)));
                 }
             }
+        }
+    }
+
+    /// Counts a request that was taken for the repetition of one, and got something new.
+    fn charge_if_new(&mut self, standing: &Result<Standing, Error>, caller: &Caller) {
+        let Some(token) = self.admitted.repeats.take() else {
+            return;
+        };
+        let is_same = matches!(standing, Ok(Standing::Held(grant)) if grant.tokens.first == token);
+        if !is_same {
+            caller.charge_take();
         }
     }
 
