@@ -39,7 +39,6 @@ pub(crate) async fn store(
     caller: Caller,
 ) -> Result<Response, Refusal> {
     caller.must_be_somebody()?;
-    replica.start();
     let mut features = FEATURES.map(str::to_owned).to_vec();
     if replica.events.are_heard() {
         features.extend([EVENTS, WITHOUT].map(str::to_owned));

@@ -42,24 +42,47 @@ pub(crate) struct Known {
 /// What a principal has used. It outlives a change of the configuration.
 #[derive(Debug)]
 struct Used {
-    bucket: Mutex<Bucket>,
+    bucket: Bucket,
     waiting: AtomicUsize,
     streams: AtomicUsize,
 }
 
-/// A bucket of takes, which fills with time.
+/// A token bucket: it fills with time, and holds what may be done in a second.
 #[derive(Debug)]
-struct Bucket {
-    takes: f64,
+pub(crate) struct Bucket(Mutex<Filled>);
+
+#[derive(Debug)]
+struct Filled {
+    left: f64,
     at: BootInstant,
 }
 
 impl Bucket {
-    fn fill(&mut self, rate: f64) {
+    /// A full bucket.
+    pub(crate) fn new(rate: f64) -> Self {
+        Self(Mutex::new(Filled {
+            left: rate,
+            at: Clock::Boot.now(),
+        }))
+    }
+
+    /// Fills it, and then changes what is left.
+    fn change<T>(&self, rate: f64, change: impl FnOnce(&mut f64) -> T) -> T {
         let now = Clock::Boot.now();
-        let filled = self.takes + now.since(self.at).as_secs_f64() * rate;
-        self.takes = filled.min(rate.max(1.0));
-        self.at = now;
+        let mut filled = self.0.lock();
+        let more = now.since(filled.at).as_secs_f64() * rate;
+        filled.left = (filled.left + more).min(rate.max(1.0));
+        filled.at = now;
+        change(&mut filled.left)
+    }
+
+    /// Takes one out, if there is one.
+    pub(crate) fn take(&self, rate: f64) -> bool {
+        self.change(rate, |left| {
+            let has = *left >= 1.0;
+            *left -= if has { 1.0 } else { 0.0 };
+            has
+        })
     }
 }
 
@@ -184,10 +207,7 @@ impl Known {
             .and_then(|(before, name)| before.used(name));
         let used = before.unwrap_or_else(|| {
             Arc::new(Used {
-                bucket: Mutex::new(Bucket {
-                    takes: f64::from(principal.takes_per_s.unwrap_or_default()),
-                    at: Clock::Boot.now(),
-                }),
+                bucket: Bucket::new(f64::from(principal.takes_per_s.unwrap_or_default())),
                 waiting: AtomicUsize::new(0),
                 streams: AtomicUsize::new(0),
             })
@@ -227,14 +247,13 @@ impl Known {
         let Some(rate) = self.principal.takes_per_s.map(f64::from) else {
             return Ok(());
         };
-        let mut bucket = self.used.bucket.lock();
-        bucket.fill(rate);
-        if bucket.takes < 1.0 {
-            let seconds = ((1.0 - bucket.takes) / rate.max(1e-3)).ceil();
-            return Err(seconds.clamp(1.0, 3600.0) as u32);
+        let bucket = &self.used.bucket;
+        if bucket.take(rate) {
+            return Ok(());
         }
-        bucket.takes -= 1.0;
-        Ok(())
+        let lacks = bucket.change(rate, |left| 1.0 - *left);
+        let seconds = (lacks / rate.max(1e-3)).ceil();
+        Err(seconds.clamp(1.0, 3600.0) as u32)
     }
 
     /// Counts a take that has happened, even if there were too many.
@@ -242,9 +261,8 @@ impl Known {
         let Some(rate) = self.principal.takes_per_s.map(f64::from) else {
             return;
         };
-        let mut bucket = self.used.bucket.lock();
-        bucket.fill(rate);
-        bucket.takes = (bucket.takes - 1.0).max(-rate.max(1.0));
+        let bucket = &self.used.bucket;
+        bucket.change(rate, |left| *left = (*left - 1.0).max(-rate.max(1.0)));
     }
 
     /// Whether no take was counted for which there was no room.
@@ -252,9 +270,7 @@ impl Known {
         let Some(rate) = self.principal.takes_per_s.map(f64::from) else {
             return true;
         };
-        let mut bucket = self.used.bucket.lock();
-        bucket.fill(rate);
-        bucket.takes >= 0.0
+        self.used.bucket.change(rate, |left| *left >= 0.0)
     }
 
     /// Counts a stream until it is dropped; `None` if there are too many.

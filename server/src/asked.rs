@@ -29,6 +29,8 @@ pub(crate) struct Asked {
     lock_delay: Duration,
     owner: String,
     label: Option<String>,
+    /// Whether the claim holds already.
+    holds: bool,
 }
 
 macro_rules! asked {
@@ -41,6 +43,7 @@ macro_rules! asked {
             lock_delay: Duration::from_millis($body.lock_delay_ms),
             owner: $body.owner,
             label: $body.label,
+            holds: false,
         }
     };
 }
@@ -59,13 +62,19 @@ impl From<SimpleTake> for Asked {
 
 impl From<Renew> for Asked {
     fn from(body: Renew) -> Self {
-        asked!(body)
+        Self {
+            holds: true,
+            ..asked!(body)
+        }
     }
 }
 
 impl From<RenewOne> for Asked {
     fn from(body: RenewOne) -> Self {
-        asked!(body)
+        Self {
+            holds: true,
+            ..asked!(body)
+        }
     }
 }
 
@@ -87,9 +96,14 @@ impl Asked {
         let mode = self.mode.mode(self.permit_count);
         let mode = mode.map_err(Refusal::invalid)?;
         check_mode(mode, replica)?;
-        let ttl = self
+        let mut ttl = self
             .ttl
             .unwrap_or_else(|| default_ttl(self.lock_delay, replica));
+        if self.holds {
+            // The longest lease may have been set shorter since the grant. The holder gets what it may have.
+            let most = replica.max_ttl().saturating_sub(self.lock_delay);
+            ttl = ttl.min(most.max(replica.min_ttl()));
+        }
         check_times(ttl, self.lock_delay, replica)?;
         check_text("owner", &self.owner, MOST_OWNER_BYTES)?;
         let owner = caller.owner(&self.owner);

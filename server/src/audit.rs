@@ -5,8 +5,8 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fencelock_core::support::Mutex;
@@ -18,6 +18,12 @@ use crate::config::AuditLog;
 
 /// How many lines may wait to be written. Further lines are dropped and counted.
 const WAITING: usize = 4096;
+
+/// How many more orders may wait whose outcome somebody awaits. An eviction is done only when its line is written.
+const RESERVED: usize = 256;
+
+/// How many lines in a second may be about callers without known credentials.
+pub(crate) const STRANGERS_PER_S: f64 = 10.0;
 
 /// How many of the last lines the dashboard shows.
 const TAIL: usize = 200;
@@ -140,6 +146,8 @@ impl Tail {
 pub(crate) struct Audit {
     orders: SyncSender<Order>,
     dropped: Arc<AtomicU64>,
+    /// How many lines wait that nobody awaits.
+    waiting: Arc<AtomicUsize>,
     /// Whether grants and releases are written, too.
     pub(crate) grants: bool,
 }
@@ -156,25 +164,32 @@ impl Audit {
     pub(crate) fn open(log: &AuditLog) -> io::Result<Self> {
         let file = log.path().map(Path::to_owned);
         let out = Out::open(file.as_deref())?;
-        let (orders, ordered) = sync_channel(WAITING);
+        let (orders, ordered) = sync_channel(WAITING + RESERVED);
         let thread = std::thread::Builder::new().name("audit".to_owned());
         let dropped = Arc::new(AtomicU64::new(0));
-        let failed = Arc::clone(&dropped);
-        thread.spawn(move || write_all(out, file, &ordered, &failed))?;
+        let waiting = Arc::new(AtomicUsize::new(0));
+        let (failed, written) = (Arc::clone(&dropped), Arc::clone(&waiting));
+        thread.spawn(move || write_all(out, file, &ordered, &failed, &written))?;
         Ok(Self {
             orders,
             dropped,
+            waiting,
             grants: log.grants,
         })
     }
 
     /// Queues a line to be written, without waiting.
     pub(crate) fn note(&self, line: &Line) {
-        if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) =
-            self.orders.try_send(Order::Write(line.text()))
-        {
-            self.dropped.fetch_add(1, Ordering::Relaxed);
+        let has_room = self.waiting.fetch_add(1, Ordering::Relaxed) < WAITING;
+        if !has_room || self.orders.try_send(Order::Write(line.text())).is_err() {
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
+            self.note_dropped();
         }
+    }
+
+    /// Counts a line that is not written.
+    pub(crate) fn note_dropped(&self) {
+        self.dropped.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Returns once the line is written.
@@ -251,10 +266,17 @@ fn ends_torn(path: &Path) -> io::Result<bool> {
     Ok(last != *b"\n")
 }
 
-fn write_all(mut out: Out, file: Option<PathBuf>, ordered: &Receiver<Order>, dropped: &AtomicU64) {
+fn write_all(
+    mut out: Out,
+    file: Option<PathBuf>,
+    ordered: &Receiver<Order>,
+    dropped: &AtomicU64,
+    waiting: &AtomicUsize,
+) {
     while let Ok(order) = ordered.recv() {
         match order {
             Order::Write(text) => {
+                waiting.fetch_sub(1, Ordering::Relaxed);
                 if let Err(error) = out.write(&text) {
                     dropped.fetch_add(1, Ordering::Relaxed);
                     tracing::error!(%error, "the audit log cannot be written");

@@ -184,6 +184,12 @@ impl Bound {
         entry.is_some_and(|entry| entry.claim.name != *name)
     }
 
+    /// Whether the claim is being withdrawn here. It does not come back.
+    pub(crate) fn is_ending(&self, id: ClaimId) -> bool {
+        let table = self.table.lock();
+        table.claims.get(&id).is_some_and(|entry| entry.ending)
+    }
+
     /// Notes that a hold is about to be renewed, with this deadline.
     pub(crate) fn renewing(&self, held: &HeldClaim, until: BootInstant) -> Result<(), NotHere> {
         let HeldClaim { claim, token, .. } = held;

@@ -27,6 +27,8 @@ pub(crate) async fn boundary(
     mut request: Request,
     next: Next,
 ) -> Response {
+    // A program may serve the router by itself.
+    replica.start();
     let received = Received(replica.clock.now());
     request.extensions_mut().insert(received);
     let origin = request.extensions().get::<Arc<Origin>>();

@@ -9,9 +9,10 @@ use fencelock_wire::Kind;
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use http::request::Parts;
+use tokio::sync::Semaphore;
 
 use crate::access::{Access, Known, Streams, Waiter};
-use crate::audit::{Deed, Line};
+use crate::audit::{Audit, Deed, Line, STRANGERS_PER_S};
 use crate::incoming::only_header;
 use crate::principal::{BearerToken, Right};
 use crate::refusal::Refusal;
@@ -28,7 +29,12 @@ pub(crate) struct Origin {
     pub(crate) local: Option<SocketAddr>,
     /// The name in the certificate of the client: its first DNS name or URI.
     pub(crate) certificate: Option<Arc<str>>,
+    /// Admits few long bodies at a time. A peer may send many requests at once, and each body slowly.
+    pub(crate) long_bodies: Semaphore,
 }
+
+/// How many long bodies of one connection are read at a time.
+pub(crate) const LONG_BODIES: usize = 8;
 
 /// How a caller identifies itself.
 #[derive(Clone, Debug)]
@@ -150,7 +156,7 @@ impl Caller {
     }
 
     fn bad_token(&self) -> Refusal {
-        self.note(|line| line.outcome("bad token"), Deed::Refused);
+        self.note_refused(|line| line.outcome("bad token"));
         let detail = "this service does not know the bearer token, or the token has expired";
         Refusal::new(Kind::Unauthorized, detail)
     }
@@ -188,10 +194,7 @@ impl Caller {
         match self.may(right, name) {
             true => Ok(()),
             false => {
-                self.note(
-                    |line| line.name(name.as_str()).outcome(right.as_str()),
-                    Deed::Refused,
-                );
+                self.note_refused(|line| line.name(name.as_str()).outcome(right.as_str()));
                 let what = format!("{} lock {name}", verb(right));
                 Err(self.refuse(&what).name(name))
             }
@@ -218,7 +221,7 @@ impl Caller {
         match self.may_on_all(right) {
             true => Ok(()),
             false => {
-                self.note(|line| line.outcome(right.as_str()), Deed::Refused);
+                self.note_refused(|line| line.outcome(right.as_str()));
                 Err(self.refuse(&format!("{} all locks", verb(right))))
             }
         }
@@ -329,6 +332,16 @@ impl Caller {
             audit.note(&line);
         }
         self.replica.tail.push(line);
+    }
+
+    /// Notes that the caller was refused. Everybody can cause such lines, so those about strangers are few: they must not fill the
+    /// disk, or push out the lines about others.
+    fn note_refused(&self, line: impl FnOnce(Line) -> Line) {
+        let is_stranger = self.known.name.is_none();
+        match is_stranger && !self.replica.strangers.take(STRANGERS_PER_S) {
+            true => self.replica.audit.iter().for_each(Audit::note_dropped),
+            false => self.note(line, Deed::Refused),
+        }
     }
 
     /// Like [`note`](Self::note), for grants and releases, which are optional.

@@ -101,7 +101,7 @@ impl Direct {
                 go_on::release(state, received, caller, Speaks(id), body).await
             }
             Self::Batch => {
-                let many = Many::read(caller, key, headers, body, replica).await?;
+                let many = Many::read(caller, key, headers, body, (replica, Some(origin))).await?;
                 batch::batch(state, received, many).await
             }
         }

@@ -83,12 +83,17 @@ struct Holds {
     sweep_at: usize,
 }
 
+/// How long a hold is kept for which no request comes here.
+const KEPT: Duration = Duration::from_secs(3600);
+
 #[derive(Clone, Debug)]
 struct Hold {
     name: LockName,
     token: Token,
     /// When its lease is over.
     until: BootInstant,
+    /// When it was granted or renewed here last.
+    noted: BootInstant,
     /// When it was granted here. `None` if it was granted elsewhere.
     since: Option<BootInstant>,
 }
@@ -261,18 +266,22 @@ impl Events {
         until: BootInstant,
         since: Option<BootInstant>,
     ) {
+        let now = self.engine.clock().now();
         let mut holds = self.holds.lock();
         let before = holds.by_id.get(&id).filter(|hold| hold.token == token);
         let hold = Hold {
             name: name.clone(),
             token,
             until,
+            noted: now,
             since: before.and_then(|hold| hold.since).or(since),
         };
         holds.by_id.insert(id, hold);
         if holds.by_id.len() > holds.sweep_at {
-            let now = self.engine.clock().now();
-            holds.by_id.retain(|_, hold| hold.until > now);
+            // It may have been released at another replica, long before the end of its lease.
+            holds
+                .by_id
+                .retain(|_, hold| hold.until > now && hold.noted + KEPT > now);
             holds.sweep_at = 2 * holds.by_id.len() + MAX_UNREAD;
         }
     }

@@ -42,6 +42,10 @@ pub(crate) async fn renew(
     let claim = Asked::from(body).claim(id, &replica, &caller)?;
     let name = claim.name.clone();
     let held = HeldClaim::new(claim, token).shorten(shorten);
+    let bound = replica.bound.as_ref();
+    if bound.is_some_and(|bound| bound.is_ending(id)) {
+        return Err(lost(&name, id, token));
+    }
     let mut visit = replica.known.enter(id);
     visit.take_turn().await;
     replica.check_fresh(received)?;
@@ -316,12 +320,16 @@ async fn renew_lane(
     let asked = async {
         let visits = enter_all(replica, &held).await;
         replica.check_fresh(received)?;
-        let renewing = |held: &HeldClaim| renewing(replica, held, received);
-        let checked: Vec<Result<(), NotHere>> = held.iter().map(renewing).collect();
+        let renewing = |(held, visit): (&HeldClaim, &Option<Visit>)| match visit {
+            Some(_) => renewing(replica, held, received),
+            None => Err(NotHere::Ended),
+        };
+        let checked: Vec<_> = held.iter().zip(&visits).map(renewing).collect();
         // Only claims that are still here are renewed.
         let here = held.iter().cloned().zip(visits).zip(&checked);
         let here = here.filter(|(_, checked)| checked.is_ok());
-        let (here, visits) = here.map(|(here, _)| here).unzip();
+        let here = here.filter_map(|((held, visit), _)| Some((held, visit?)));
+        let (here, visits) = here.unzip();
         let engine = Arc::clone(&replica.engine);
         let renewals = replica
             .carry(Renewer::renew_many(engine, here, visits))
@@ -362,8 +370,9 @@ async fn renew_lane(
     Ok(answers)
 }
 
-/// Takes the turns of all claims. Returns the visits in the order of `held`.
-async fn enter_all(replica: &Replica, held: &[HeldClaim]) -> Vec<Visit> {
+/// Takes the turns of all claims. Returns the visits in the order of `held`. `None` for a claim that is ending: that may take its
+/// turn for long, and must not hold up the others.
+async fn enter_all(replica: &Replica, held: &[HeldClaim]) -> Vec<Option<Visit>> {
     let mut order: Vec<(ClaimId, usize)> = Vec::with_capacity(held.len());
     order.extend(
         held.iter()
@@ -374,9 +383,14 @@ async fn enter_all(replica: &Replica, held: &[HeldClaim]) -> Vec<Visit> {
     order.sort_unstable();
     let mut visits = Vec::with_capacity(held.len());
     for (id, at) in order {
+        let bound = replica.bound.as_ref();
+        if bound.is_some_and(|bound| bound.is_ending(id)) {
+            visits.push((at, None));
+            continue;
+        }
         let mut visit = replica.known.enter(id);
         visit.take_turn().await;
-        visits.push((at, visit));
+        visits.push((at, Some(visit)));
     }
     visits.sort_unstable_by_key(|(at, _)| *at);
     visits.into_iter().map(|(_, visit)| visit).collect()

@@ -1,6 +1,7 @@
 //! Reads a request: its claim and key, its query, its body. What cannot be used is answered with a problem.
 
 use std::convert::Infallible;
+use std::pin::pin;
 use std::sync::Arc;
 
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
@@ -11,6 +12,7 @@ use http::{HeaderMap, HeaderValue, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use percent_encoding::percent_decode_str;
 use serde::de::DeserializeOwned;
+use tokio::sync::Semaphore;
 
 use crate::refusal::Refusal;
 use crate::replica::Replica;
@@ -177,8 +179,9 @@ impl<T: DeserializeOwned> Json<T> {
         body: impl Readable,
         replica: &Replica,
     ) -> Result<Self, Refusal> {
-        let limit = replica.config.limits.body;
-        Ok(Self(read_json(headers, body, replica, limit).await?))
+        Ok(Self(
+            read_json(headers, body, replica, Longest::usual(replica)).await?,
+        ))
     }
 }
 
@@ -191,12 +194,29 @@ impl<T: DeserializeOwned> FromRequest<Arc<Replica>> for Json<T> {
     }
 }
 
-/// Reads a body of JSON of at most `limit` bytes.
+/// How long a body may be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Longest<'a> {
+    pub(crate) bytes: usize,
+    /// What is longer than so many bytes is read only in turn.
+    pub(crate) turn: Option<(usize, &'a Semaphore)>,
+}
+
+impl Longest<'_> {
+    pub(crate) fn usual(replica: &Replica) -> Self {
+        Self {
+            bytes: replica.config.limits.body,
+            turn: None,
+        }
+    }
+}
+
+/// Reads a body of JSON.
 pub(crate) async fn read_json<T: DeserializeOwned>(
     headers: &HeaderMap,
     body: impl Readable,
     replica: &Replica,
-    limit: usize,
+    limit: Longest<'_>,
 ) -> Result<T, Refusal> {
     let media = only_header(headers, header::CONTENT_TYPE.as_str())?;
     if !media.is_some_and(is_json) {
@@ -233,14 +253,13 @@ impl<B: http_body::Body<Data = bytes::Bytes, Error: Into<axum::BoxError>>> Reada
 pub(crate) async fn read(
     body: impl Readable,
     replica: &Replica,
-    limit: usize,
+    limit: Longest<'_>,
 ) -> Result<bytes::Bytes, Refusal> {
     let time = replica.config.limits.body_timeout;
-    let read = tokio::time::timeout(time, Limited::new(body, limit).collect()).await;
-    match read {
-        Ok(Ok(body)) => Ok(body.to_bytes()),
+    match tokio::time::timeout(time, collect(body, limit)).await {
+        Ok(Ok(body)) => Ok(body),
         Ok(Err(error)) if error.is::<LengthLimitError>() => {
-            let detail = format!("the body is longer than {limit} bytes");
+            let detail = format!("the body is longer than {} bytes", limit.bytes);
             Err(Refusal::new(Kind::TooLarge, detail).close())
         }
         Ok(Err(error)) => {
@@ -251,6 +270,31 @@ pub(crate) async fn read(
             let detail = format!("the body did not arrive within {seconds} s");
             Err(Refusal::invalid(detail).close())
         }
+    }
+}
+
+/// While a long body waits for its turn, the flow control of HTTP holds its sender.
+async fn collect(body: impl Readable, limit: Longest<'_>) -> Result<bytes::Bytes, axum::BoxError> {
+    let mut body = pin!(Limited::new(body, limit.bytes));
+    let (mut all, mut turn) = (Vec::new(), None);
+    loop {
+        if let Some((most, turns)) = limit.turn
+            && all.len() > most
+            && turn.is_none()
+        {
+            turn = Some(turns.acquire().await?);
+        }
+        let Some(frame) = body.frame().await else {
+            return Ok(all.into());
+        };
+        let Ok(data) = frame?.into_data() else {
+            continue;
+        };
+        // Usually it is the only frame.
+        if all.is_empty() && http_body::Body::is_end_stream(&*body) {
+            return Ok(data);
+        }
+        all.extend_from_slice(&data);
     }
 }
 

@@ -6,8 +6,8 @@ use axum::extract::{FromRequest, FromRequestParts, Request};
 use http::HeaderMap;
 use serde::de::DeserializeOwned;
 
-use crate::caller::Caller;
-use crate::incoming::{Key, Readable, read_json};
+use crate::caller::{Caller, Origin};
+use crate::incoming::{Key, Longest, Readable, read_json};
 use crate::refusal::Refusal;
 use crate::replica::Replica;
 
@@ -26,10 +26,15 @@ impl<T: DeserializeOwned> Many<T> {
         key: Key,
         headers: &HeaderMap,
         body: impl Readable,
-        replica: &Replica,
+        (replica, origin): (&Replica, Option<&Origin>),
     ) -> Result<Self, Refusal> {
         caller.must_be_somebody()?;
-        let limit = replica.config.limits.renewals_body;
+        let limits = &replica.config.limits;
+        let limit = Longest {
+            bytes: limits.renewals_body,
+            // As long as the body of any other request, it needs no turn: renewals of few holds never wait for others.
+            turn: origin.map(|origin| (limits.body, &origin.long_bodies)),
+        };
         let body = read_json(headers, body, replica, limit).await?;
         Ok(Self { caller, key, body })
     }
@@ -42,6 +47,8 @@ impl<T: DeserializeOwned> FromRequest<Arc<Replica>> for Many<T> {
         let (mut parts, body) = request.into_parts();
         let caller = Caller::from_request_parts(&mut parts, replica).await?;
         let key = Key::from_request_parts(&mut parts, replica).await?;
-        Self::read(caller, key, &parts.headers, body, replica).await
+        let origin = parts.extensions.get::<Arc<Origin>>();
+        let origin = origin.map(|origin| &**origin);
+        Self::read(caller, key, &parts.headers, body, (replica, origin)).await
     }
 }

@@ -16,8 +16,8 @@ use futures_util::FutureExt;
 use http::HeaderValue;
 use tokio::sync::watch;
 
-use crate::access::{Access, OPERATOR};
-use crate::audit::{Audit, Deed, Line, Reopened, Tail};
+use crate::access::{Access, Bucket, OPERATOR};
+use crate::audit::{Audit, Deed, Line, Reopened, STRANGERS_PER_S, Tail};
 use crate::bound::Bound;
 use crate::carried::Carried;
 use crate::census;
@@ -64,6 +64,8 @@ pub(crate) struct Replica {
     pub(crate) draining: CancellationToken,
     pub(crate) audit: Option<Audit>,
     pub(crate) tail: Tail,
+    /// What the audit log may say about callers without known credentials.
+    pub(crate) strangers: Bucket,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) events: Arc<Events>,
     /// Whether this process stood still.
@@ -138,6 +140,7 @@ impl Replica {
             draining: CancellationToken::new(),
             audit: audit.transpose()?,
             tail: Tail::default(),
+            strangers: Bucket::new(STRANGERS_PER_S),
             events: Arc::new(events),
             metrics,
             pulse: Arc::new(Pulse::new(engine.clock(), window)),

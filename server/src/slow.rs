@@ -1,17 +1,23 @@
 //! Slow peers: how long the head of a request may take to arrive, how long a connection may be idle, and how long the peer may
 //! leave an answer unread. hyper has one timeout for heads and idle time of HTTP/1, and none for the rest.
 
+use std::collections::HashMap;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
+use bytes::Buf;
 use fencelock_core::support::Mutex;
 use http_body::{Body, Frame, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
 use crate::config::Limits;
+
+/// The slowest peer that reads a long answer, in bytes per second.
+const SLOWEST: f64 = 65_536.0;
 
 /// What a connection does at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +38,10 @@ struct State {
     doing: Doing,
     /// Since when bytes wait until the peer reads.
     unread: Option<Instant>,
+    /// The answers of HTTP/2 of which the peer has not accepted a part, and since when. There a peer may refuse an answer while the
+    /// connection goes on.
+    unaccepted: HashMap<u64, Instant>,
+    answers: u64,
 }
 
 /// What a peer is late with.
@@ -55,6 +65,8 @@ impl Slow {
         Self(Arc::new(Mutex::new(State {
             doing,
             unread: None,
+            unaccepted: HashMap::new(),
+            answers: 0,
         })))
     }
 
@@ -68,7 +80,10 @@ impl Slow {
 
     /// Notes that a head has arrived.
     pub(crate) fn arrived(&self, version: http::Version) -> Serving {
-        let doing = &mut self.0.lock().doing;
+        let mut state = self.0.lock();
+        state.answers += 1;
+        let number = state.answers;
+        let doing = &mut state.doing;
         *doing = match (version, *doing) {
             (http::Version::HTTP_2, Doing::Multiplexed(count, _)) => {
                 Doing::Multiplexed(count + 1, Instant::now())
@@ -76,7 +91,11 @@ impl Slow {
             (http::Version::HTTP_2, _) => Doing::Multiplexed(1, Instant::now()),
             _ => Doing::Serving,
         };
-        Serving(self.clone())
+        let is_multiplexed = version == http::Version::HTTP_2;
+        Serving {
+            slow: self.clone(),
+            number: is_multiplexed.then_some(number),
+        }
     }
 
     fn bytes_came(&self) {
@@ -112,7 +131,11 @@ impl Slow {
     ) -> Poll<Late> {
         let (doing, unread) = {
             let state = self.0.lock();
-            (state.doing, state.unread)
+            let unaccepted = state.unaccepted.values().min().copied();
+            (
+                state.doing,
+                state.unread.into_iter().chain(unaccepted).min(),
+            )
         };
         let reading = unread.map(|since| (since + limits.unread_timeout, Late::Reading));
         let request = match doing {
@@ -135,21 +158,42 @@ impl Slow {
 }
 
 /// A request that is being served, until this is dropped.
-pub(crate) struct Serving(Slow);
+pub(crate) struct Serving {
+    slow: Slow,
+    /// Of HTTP/2.
+    number: Option<u64>,
+}
 
 impl Serving {
     /// Makes the body of the answer. The request ends with that body.
     pub(crate) fn with<B>(self, body: B) -> Answer<B> {
         Answer {
             body,
-            _serving: self,
+            serving: self,
         }
+    }
+
+    /// Notes a part of the answer that hyper got. It asks for the next one when the peer has accepted this one.
+    fn gave(&self, bytes: Option<usize>) {
+        let Some(number) = self.number else {
+            return;
+        };
+        let unaccepted = &mut self.slow.0.lock().unaccepted;
+        match bytes {
+            // A long part takes time.
+            Some(bytes) => {
+                let time = Duration::from_secs_f64(bytes as f64 / SLOWEST);
+                unaccepted.insert(number, Instant::now() + time)
+            }
+            None => unaccepted.remove(&number),
+        };
     }
 }
 
 impl Drop for Serving {
     fn drop(&mut self) {
-        let doing = &mut self.0.0.lock().doing;
+        self.gave(None);
+        let doing = &mut self.slow.0.lock().doing;
         match doing {
             Doing::Serving => *doing = Doing::Idle,
             Doing::Multiplexed(count, last) => {
@@ -164,7 +208,7 @@ impl Drop for Serving {
 /// The body of an answer.
 pub(crate) struct Answer<B> {
     body: B,
-    _serving: Serving,
+    serving: Serving,
 }
 
 impl<B: Body + Unpin> Body for Answer<B> {
@@ -175,7 +219,12 @@ impl<B: Body + Unpin> Body for Answer<B> {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
+        let polled = Pin::new(&mut self.body).poll_frame(cx);
+        self.serving.gave(match &polled {
+            Poll::Ready(Some(Ok(frame))) => frame.data_ref().map(Buf::remaining),
+            _ => None,
+        });
+        polled
     }
 
     fn is_end_stream(&self) -> bool {

@@ -95,7 +95,6 @@ pub(crate) async fn events(
     headers: HeaderMap,
     RawQuery(query): RawQuery,
 ) -> Result<Response, Refusal> {
-    replica.start();
     let query = Query::read(query.as_deref(), &["lock", WITHOUT])?;
     let hears_grants = match query.get(WITHOUT) {
         None => true,

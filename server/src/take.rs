@@ -236,6 +236,8 @@ enum Woken {
     Granted(Grant),
     /// The claim should be placed again.
     Again,
+    /// The same, after a pause.
+    AgainIn(Duration),
     /// The request must be answered now.
     Over,
 }
@@ -277,8 +279,19 @@ impl Asking {
                 refusal = &mut refused => return Err(refusal),
                 () = replica.draining.cancelled() => Woken::Over,
                 () = replica.clock.sleep_until(self.until) => Woken::Over,
-                woken = replica.engine.wait(&self.claim, &place) => self.judge(woken, &mut errors).await,
+                woken = replica.engine.wait(&self.claim, &place) => self.judge(woken, &mut errors),
                 () = replica.clock.sleep_until(place.recheck) => Woken::Again,
+            };
+            let woken = match woken {
+                Woken::AgainIn(pause) => tokio::select! {
+                    biased;
+                    () = visit.superseded() => Woken::Over,
+                    refusal = &mut refused => return Err(refusal),
+                    () = replica.draining.cancelled() => Woken::Over,
+                    () = replica.clock.sleep_until(self.until) => Woken::Over,
+                    () = tokio::time::sleep(pause) => Woken::Again,
+                },
+                woken => woken,
             };
             let drains = replica.draining.is_cancelled() && !visit.is_superseded();
             match (woken, &replica.bound) {
@@ -296,7 +309,7 @@ impl Asking {
                     bound.end(self.claim.id);
                     return Err(self.ended());
                 }
-                (Woken::Again | Woken::Over, _) => {
+                (Woken::Again | Woken::AgainIn(_) | Woken::Over, _) => {
                     return Ok(Taken::Waiting(self.waiting(&place)));
                 }
             }
@@ -314,14 +327,13 @@ impl Asking {
         }
     }
 
-    async fn judge(&self, woken: Result<Option<Grant>, Error>, errors: &mut Backoff) -> Woken {
+    fn judge(&self, woken: Result<Option<Grant>, Error>, errors: &mut Backoff) -> Woken {
         match woken {
             Ok(Some(grant)) if self.is_believable(&grant) => Woken::Granted(grant),
             Ok(_) => Woken::Again,
             Err(error) => {
                 tracing::debug!(name = %self.claim.name, %error, "waiting failed; asking again");
-                tokio::time::sleep(errors.next_pause()).await;
-                Woken::Again
+                Woken::AgainIn(errors.next_pause())
             }
         }
     }

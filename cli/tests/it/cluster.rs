@@ -16,7 +16,7 @@ fn every_code() {
         assert_eq!(ran.code, 0, "{}", ran.err);
     }
     all(&Described {
-        url: cluster.url(),
+        url: format!("{}?response-timeout=2s", cluster.url()),
         bad: ("redis+cluster://127.0.0.1:1/0".to_owned(), "database"),
         server: Some(Server {
             dead: format!(

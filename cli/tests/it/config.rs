@@ -105,7 +105,7 @@ fn no_file_is_found_by_the_working_directory() {
 fn the_file_says_what_the_locks_are_for() {
     // This server forgets its data in a restart, which matters only for correctness.
     let redis = fencelock_testbed::Redis::start().unwrap();
-    let url = redis.url();
+    let url = crate::fixture::patient(&redis);
     let named = Named::new(&format!(
         "[store.cache]\nurl = \"{url}\"\n[store.sure]\nurl = \"{url}\"\npurpose = \"correctness\"\n",
     ));
@@ -272,7 +272,7 @@ fn stores_that_are_away_are_named_and_the_others_are_shown() {
     let redis = fencelock_testbed::Redis::start().unwrap();
     let text = format!(
         "[store.cache]\nurl = \"sqlite:$DIR/cache.db\"\n[store.orders]\nshards = {{ a = \"sqlite:$DIR/a.db\", b = \"@redis\" }}\n\
-         [store.redis]\nurl = \"{}?connect-timeout=1s&response-timeout=500ms\"\n",
+         [store.redis]\nurl = \"{}?connect-timeout=9s&response-timeout=5s\"\n",
         redis.url()
     );
     let named = Named::new(&text);
@@ -288,6 +288,14 @@ fn stores_that_are_away_are_named_and_the_others_are_shown() {
     let all = named.run(&["ls", "--store", "@orders", "--partial"]);
     assert_eq!((all.code, all.out.lines().count()), (0, 8), "{all:?}");
     redis.kill9();
+    // From now on each command would wait for it.
+    let file = named.0.path("fencelock.toml");
+    let text = fs::read_to_string(&file).unwrap();
+    fs::write(
+        &file,
+        text.replace("connect-timeout=9s", "connect-timeout=1s"),
+    )
+    .unwrap();
     let whole = named.run(&["ls", "--store", "@orders"]);
     assert_eq!((whole.code, whole.out.as_str()), (69, ""), "{whole:?}");
     let partial = named.run(&["ls", "--store", "@orders", "--partial"]);

@@ -76,7 +76,7 @@ fn an_unreachable_store_has_no_report() {
 #[test]
 fn a_redis_that_may_forget() {
     let mut redis = fencelock_testbed::Redis::start().unwrap();
-    let fixture = Fixture::on(redis.url());
+    let fixture = Fixture::on(crate::fixture::patient(&redis));
     let report = fixture.run(&["doctor"]);
     assert_eq!(report.code, 1, "{report:?}");
     assert!(

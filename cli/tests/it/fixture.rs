@@ -134,6 +134,12 @@ impl Fixture {
     }
 }
 
+/// The URL of a server that may stand still for a moment: by default an answer takes half a second at most.
+#[cfg(feature = "redis")]
+pub(crate) fn patient(redis: &fencelock_testbed::Redis) -> String {
+    format!("{}?response-timeout=5s", redis.url())
+}
+
 /// Runs a command to its end.
 pub(crate) fn finish(mut command: Command) -> Ran {
     let output = command.output().unwrap();

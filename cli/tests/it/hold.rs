@@ -61,7 +61,7 @@ fn it_releases_on_a_signal() {
 #[test]
 fn it_reports_a_loss() {
     let fixture = Fixture::new();
-    let mut hold = fixture.start(&["hold", "--ttl", "1s", "a"]);
+    let mut hold = fixture.start(&["hold", "--ttl", "3s", "a"]);
     let token = hold.json()["token"].to_string();
     assert_eq!(fixture.run(&["release", "a", "--token", &token]).code, 0);
     let lost = hold.json();
@@ -91,9 +91,9 @@ fn it_reports_a_loss_after_a_stop() {
 #[test]
 fn it_holds_beyond_its_first_lease() {
     let fixture = Fixture::new();
-    let mut hold = fixture.start(&["hold", "--ttl", "300ms", "a"]);
+    let mut hold = fixture.start(&["hold", "--ttl", "2400ms", "a"]);
     let token = &hold.json()["token"];
-    std::thread::sleep(Duration::from_millis(1200));
+    std::thread::sleep(Duration::from_millis(3200));
     assert_eq!(&fixture.show("a")["token"], token);
     assert_eq!(hold.end().code, 0);
 }
@@ -114,7 +114,7 @@ fn it_ends_after_max_hold() {
 #[test]
 fn it_reports_a_request_to_release() {
     let fixture = Fixture::new();
-    let mut hold = fixture.start(&["hold", "--ttl", "1s", "a"]);
+    let mut hold = fixture.start(&["hold", "--ttl", "3s", "a"]);
     let token = hold.json()["token"].to_string();
     assert_eq!(
         fixture
@@ -144,7 +144,7 @@ fn without_a_reader_it_does_not_hold() {
 #[test]
 fn it_reports_a_loss_that_only_the_release_finds() {
     let redis = fencelock_testbed::Redis::start().unwrap();
-    let fixture = Fixture::on(redis.url());
+    let fixture = Fixture::on(crate::fixture::patient(&redis));
     // It renews only after ten seconds, and the store does not notify it of the deletion.
     let mut hold = fixture.start(&["hold", "--ttl", "30s", "a"]);
     hold.line();

@@ -153,7 +153,7 @@ fn the_commands_of_the_page_on_operations_run() {
     };
     let [from, to] = ["old=redis://127.0.0.1:6379", "new=etcd://127.0.0.1:2379"];
     let script = block
-        .replace(from, &own(from, &redis.url()))
+        .replace(from, &own(from, &crate::fixture::patient(&redis)))
         .replace(to, &own(to, &etcd.url()));
     let ran = run_block(&script, None);
     assert_eq!(ran.code, 0, "{ran:?}");
@@ -172,7 +172,7 @@ fn zookeeper_takes_over_from_redis() {
     let old = next(&redis.url());
     assert!(low < old);
     let fixture = Fixture::on(url.clone());
-    let moved = fixture.run(&["migrate", "offline", &redis.url(), &url]);
+    let moved = fixture.run(&["migrate", "offline", &crate::fixture::patient(&redis), &url]);
     assert_eq!(moved.code, 0, "{moved:?}");
     let new = next(&url);
     assert!(new > old && new < old + (1 << 40), "{new} after {old}");

@@ -8,9 +8,9 @@ use fencelock_testbed::Redis;
 use rustix::process::Signal;
 use serde_json::Value;
 
-#[cfg(feature = "redis")]
-use crate::fixture::run_block;
 use crate::fixture::{Fixture, Ran, Running, until};
+#[cfg(feature = "redis")]
+use crate::fixture::{patient, run_block};
 
 /// Two files between which locks move, with programs that use them.
 struct Move {
@@ -18,8 +18,10 @@ struct Move {
     programs: Fixture,
 }
 
-/// Short enough for the pace: a ttl may be at most two thirds of it.
-const TTL: &str = "1s";
+/// Short enough for the pace: a ttl may be at most two thirds of it. Long enough for a machine that stands still for a second.
+const TTL: &str = "2400ms";
+
+const PREPARE: [&str; 5] = ["prepare", "--pace", "3600ms", "--tight", "400ms"];
 
 impl Move {
     fn prepared() -> Self {
@@ -27,7 +29,7 @@ impl Move {
         let [from, to] = ["old", "new"].map(|name| format!("sqlite%3A{}", dir.join(name)));
         let programs = Fixture::on(format!("migrate:?set=orders&from={from}&to={to}"));
         let all = Self { dir, programs };
-        all.done(&["prepare", "--pace", "2s", "--tight", "400ms"]);
+        all.done(&PREPARE);
         all
     }
 
@@ -126,12 +128,11 @@ fn a_dissolved_set_leaves_the_plain_url_of_the_new_store() {
 fn a_set_is_dissolved_only_while_its_store_answers() {
     let dir = Dir::new("migrate").unwrap();
     let redis = Redis::start().unwrap();
-    let to = redis.url().replace(':', "%3A").replace('/', "%2F");
+    let to = patient(&redis).replace('?', "%3F");
     let from = format!("sqlite%3A{}", dir.join("old"));
     let set = Fixture::on(format!("migrate:?set=orders&from={from}&to={to}"));
-    let prepare = ["prepare", "--pace", "2s", "--tight", "400ms"];
     let begin = ["begin", "--despite-findings"];
-    for words in [&prepare[..], &begin, &["finish"], &["finish"]] {
+    for words in [&PREPARE[..], &begin, &["finish"], &["finish"]] {
         let ran = set.run(&[&["migrate"], words].concat());
         assert_eq!(ran.code, 0, "{words:?}: {ran:?}");
     }
@@ -200,7 +201,7 @@ fn a_step_that_is_killed_is_made_by_the_next_one() {
     all.done(&["begin"]);
     let version = all.status()["version"].as_u64().unwrap();
     let mut killed = all.programs.start(&["migrate", "finish"]);
-    killed.says("waiting 2 s before phase 2");
+    killed.says("s before phase 2");
     killed.signal(Signal::KILL);
     assert_eq!(killed.end().code, -9);
     assert_eq!(all.status()["version"], version);
@@ -234,10 +235,10 @@ fn a_waiter_in_an_abandoned_hush_sees_the_reason() {
         [&["run", "--ttl", TTL], wait, &["x", "--", "true"]].concat()
     };
     // The first waiter gets its place in the old store, and the other one waits after it.
-    let first = all.programs.start(&words(&["-w", "1500ms"]));
+    let first = all.programs.start(&words(&["-w", "4s"]));
     all.programs.await_waiters("x", 1);
     for ran in [
-        all.programs.run(&words(&["-w", "200ms"])),
+        all.programs.run(&words(&["-w", "2s"])),
         all.programs.run(&words(&["-n"])),
         first.end(),
     ] {
@@ -262,14 +263,14 @@ fn a_waiter_in_an_abandoned_hush_sees_the_reason() {
 fn a_waiter_through_the_service_sees_the_reason(all: &Move) {
     let service = crate::service::Service::start(&all.programs, &[]);
     let clients = Fixture::on(service.store());
-    for wait in [&["-w", "700ms"][..], &["-n"]] {
+    for wait in [&["-w", "2s"][..], &["-n"]] {
         let words = [&["run", "--ttl", TTL], wait, &["x", "--", "true"]].concat();
         let ran = clients.run(&words);
         assert_eq!(ran.code, 69, "{ran:?}");
         assert!(ran.err.contains("between two stores"), "{ran:?}");
         assert!(!ran.err.contains("held by"), "{ran:?}");
     }
-    let body = r#"{"name":"x","ttl_ms":1000,"wait_ms":700}"#;
+    let body = r#"{"name":"x","ttl_ms":2400,"wait_ms":2000}"#;
     let simple = service.ask("POST", "/v1/claims", &[], body);
     assert_eq!(simple.status, 503, "{simple:?}");
     let detail = simple.body["detail"].as_str().unwrap();
@@ -294,8 +295,7 @@ fn abort_ends_what_two_preparations_left() {
         "migrate:?set=orders&from={}&to=sqlite%3A{lost}",
         encoded("new")
     );
-    let terms = ["prepare", "--pace", "2s", "--tight", "400ms"];
-    let prepare = |programs: &Fixture| programs.run(&[&["migrate"], &terms[..]].concat());
+    let prepare = |programs: &Fixture| programs.run(&[&["migrate"], &PREPARE[..]].concat());
     assert_eq!(prepare(&Fixture::on(half)).code, 0);
     let swapped = Fixture::on(swapped);
     for ran in [
@@ -374,10 +374,13 @@ fn the_live_walk_of_the_page_on_operations_runs() {
     let redis = Redis::builder().append_only("always").start().unwrap();
     let etcd = Etcd::start().unwrap();
     let own = [
-        ("old=redis://127.0.0.1:6379", format!("old={}", redis.url())),
+        (
+            "old=redis://127.0.0.1:6379",
+            format!("old={}", patient(&redis)),
+        ),
         ("new=etcd://127.0.0.1:2379", format!("new={}", etcd.url())),
-        ("pace=60s", "pace=2s".to_owned()),
-        ("ttl=30s", "ttl=1s".to_owned()),
+        ("pace=60s", "pace=3600ms".to_owned()),
+        ("ttl=30s", format!("ttl={TTL}")),
         // This etcd has one member.
         (
             "fencelock migrate begin --store @orders",
@@ -405,11 +408,10 @@ fn a_shard_is_added_by_commands_over_a_configuration_file() {
         Fixture::on(store.to_owned()).run(&[&config, words].concat())
     };
     let prepare = |from: &str, to: &str| {
-        let terms = ["--pace", "2s", "--tight", "400ms", "--config", &file];
         let words = [
-            "migrate", "prepare", "--set", "grow", "--from", from, "--to", to,
+            "--set", "grow", "--from", from, "--to", to, "--config", &file,
         ];
-        Fixture::on(String::new()).run(&[&words[..], &terms].concat())
+        Fixture::on(String::new()).run(&[&["migrate"], &PREPARE[..], &words].concat())
     };
     let early = prepare("@orders", "@orders3");
     assert_eq!(early.code, 78, "{early:?}");
@@ -456,10 +458,13 @@ fn the_walk_that_adds_a_shard_runs() {
     let servers = [(); 3].map(|()| Redis::builder().append_only("always").start().unwrap());
     let urls = servers.iter().zip(1..).map(|(server, number)| {
         let line = format!("r{number}=redis://r{number}:6379");
-        (line, format!("r{number}={}", server.url()))
+        (line, format!("r{number}={}", patient(server)))
     });
-    let own = [("pace=60s", "pace=2s"), ("ttl=30s", "ttl=1s")];
-    let own = own.map(|(line, own)| (line.to_owned(), own.to_owned()));
+    let own = [
+        ("pace=60s", "pace=3600ms".to_owned()),
+        ("ttl=30s", format!("ttl={TTL}")),
+    ];
+    let own = own.map(|(line, own)| (line.to_owned(), own));
     let tokens = tokens_of_walk(2, urls.chain(own));
     assert!(tokens.len() == 6 && tokens.is_sorted(), "{tokens:?}");
 }

@@ -5,21 +5,24 @@ use std::time::{Duration, Instant};
 use fencelock_testbed::{Port, Redis};
 
 use crate::exit_codes::{Described, Server, all};
-use crate::fixture::{Fixture, Running, group, until};
+use crate::fixture::{Fixture, Running, group, patient, until};
 
 #[test]
 fn every_code() {
     let redis = Redis::builder().password("right").start().unwrap();
     let free_port = Port::free().unwrap();
     all(&Described {
-        url: redis.url(),
+        url: format!("{}?response-timeout=2s", redis.url()),
         bad: ("redis://127.0.0.1:1/x".to_owned(), "database"),
         server: Some(Server {
             dead: format!(
                 "redis://127.0.0.1:{}?connect-timeout=500ms",
                 free_port.number()
             ),
-            wrong_password: format!("redis://:secret@127.0.0.1:{}", redis.port()),
+            wrong_password: format!(
+                "redis://:secret@127.0.0.1:{}?response-timeout=2s",
+                redis.port()
+            ),
             silence: &|| redis.pause().unwrap(),
             speak: &|| redis.resume().unwrap(),
             kill: &|| redis.kill9(),
@@ -30,7 +33,7 @@ fn every_code() {
 #[test]
 fn run_and_hold_and_show() {
     let redis = Redis::start().unwrap();
-    let fixture = Fixture::on(redis.url());
+    let fixture = Fixture::on(patient(&redis));
     let mut hold = fixture.start(&["hold", "a"]);
     let granted = hold.json();
     assert_eq!(fixture.show("a")["token"], granted["token"]);
@@ -53,7 +56,7 @@ fn run_and_hold_and_show() {
 #[test]
 fn a_waiter_gets_a_whole_lease_before_its_command_starts() {
     let redis = Redis::start().unwrap();
-    let fixture = Fixture::on(redis.url());
+    let fixture = Fixture::on(patient(&redis));
     let mut hold = fixture.start(&["hold", "a"]);
     hold.line();
     let script = "trap 'echo asked' TERM; sleep 0.05; echo $FENCELOCK_TOKEN";
@@ -78,7 +81,7 @@ fn a_waiter_gets_a_whole_lease_before_its_command_starts() {
 #[test]
 fn a_ttl_above_the_maximum_is_refused() {
     let redis = Redis::start().unwrap();
-    let fixture = Fixture::on(redis.url());
+    let fixture = Fixture::on(patient(&redis));
     let ran = fixture.run(&["run", "--ttl", "36000d", "a", "--", "echo", "ran"]);
     assert_eq!((ran.code, ran.out.as_str()), (64, ""), "{}", ran.err);
     assert_eq!(ran.err.lines().count(), 1, "{}", ran.err);
@@ -89,14 +92,17 @@ fn a_ttl_above_the_maximum_is_refused() {
 #[test]
 fn a_wrong_password_is_77_and_never_shown() {
     let redis = Redis::builder().password("right-secret").start().unwrap();
-    let fixture = Fixture::on(format!("redis://:wrong-secret@127.0.0.1:{}", redis.port()));
+    let fixture = Fixture::on(format!(
+        "redis://:wrong-secret@127.0.0.1:{}?response-timeout=5s",
+        redis.port()
+    ));
     for words in [&["hold", "a"][..], &["show", "a"]] {
         let ran = fixture.run(words);
         assert_eq!((ran.code, ran.out.as_str()), (77, ""), "{}", ran.err);
         assert_eq!(ran.err.lines().count(), 1, "{}", ran.err);
         assert!(!ran.err.contains("secret"), "{}", ran.err);
     }
-    let fixture = Fixture::on(redis.url());
+    let fixture = Fixture::on(patient(&redis));
     let mut hold = fixture.start(&["hold", "a"]);
     hold.line();
     let listed = fixture.run(&["ls"]);
@@ -107,7 +113,7 @@ fn a_wrong_password_is_77_and_never_shown() {
 #[test]
 fn a_lock_of_another_library_is_listed_once_a_claim_waits_for_it() {
     let redis = Redis::start().unwrap();
-    let fixture = Fixture::on(redis.url());
+    let fixture = Fixture::on(patient(&redis));
     for (key, value) in [("a", "theirs"), ("cache", "no lock")] {
         let _: String = redis.command(&["SET", key, value]).unwrap();
     }
@@ -130,40 +136,51 @@ fn a_lock_of_another_library_is_listed_once_a_claim_waits_for_it() {
 #[test]
 fn a_hung_store_ends_the_command_in_time() {
     let redis = Redis::start().unwrap();
+    let in_time = |(gone, ended): (Duration, Duration)| {
+        gone < Duration::from_secs(6) && ended < gone + Duration::from_secs(1)
+    };
+    // On a machine that stands still it may be late once.
+    let mut took = hang(&redis);
+    for _ in 0..2 {
+        if !in_time(took) {
+            took = hang(&redis);
+        }
+    }
+    assert!(in_time(took), "{took:?}");
+}
+
+/// Returns how long after the server hung the command was gone, and `run` had ended.
+fn hang(redis: &Redis) -> (Duration, Duration) {
     let fixture = Fixture::on(redis.url());
     let script = "trap 'echo asked' TERM; echo $$; while :; do sleep 60 & wait; done";
-    let mut running = fixture.start(&["run", "--ttl", "3s", "a", "-c", script]);
+    let begun = Instant::now();
+    let mut running = fixture.start(&["run", "--ttl", "6s", "a", "-c", script]);
     let command: i32 = running.line().parse().unwrap();
     let hung = Instant::now();
     redis.pause().unwrap();
     assert_eq!(running.line(), "asked");
-    let asked = hung.elapsed();
+    // SIGTERM comes a third of the ttl before the end.
+    let (early, asked) = (begun.elapsed(), hung.elapsed());
+    assert!(early > Duration::from_millis(3700), "{early:?}");
+    assert!(asked < Duration::from_millis(5400), "{asked:?}");
     until("the group is gone", || group(command).is_empty());
     let gone = hung.elapsed();
-    let ran = running.end();
-    assert_eq!(ran.code, 75, "{}", ran.err);
-    assert!(ran.err.contains("lock a was lost"), "{}", ran.err);
     assert!(
-        hung.elapsed() < gone + Duration::from_secs(1),
-        "{:?}",
-        hung.elapsed()
-    );
-    // The last renewal was up to a second before. SIGTERM comes a second before the end.
-    let second = Duration::from_secs(1);
-    assert!(
-        asked > second / 2 && asked < second * 2 + second / 10,
-        "{asked:?}"
-    );
-    assert!(
-        gone > asked + second / 2 && gone < 3 * second,
+        gone > asked + Duration::from_millis(100),
         "{gone:?} after {asked:?}"
     );
+    let ran = running.end();
+    let ended = hung.elapsed();
+    redis.resume().unwrap();
+    assert_eq!(ran.code, 75, "{}", ran.err);
+    assert!(ran.err.contains("lock a was lost"), "{}", ran.err);
+    (gone, ended)
 }
 
 #[test]
 fn purpose_correctness_warns_about_what_the_store_cannot_promise() {
     let redis = Redis::start().unwrap();
-    let fixture = Fixture::on(redis.url());
+    let fixture = Fixture::on(patient(&redis));
     let ran = fixture.run(&["run", "--purpose", "correctness", "a", "--", "echo", "ran"]);
     assert_eq!((ran.code, ran.out.as_str()), (0, "ran\n"));
     assert!(ran.err.contains("fencelock: warning: "), "{}", ran.err);
@@ -174,7 +191,7 @@ fn purpose_correctness_warns_about_what_the_store_cannot_promise() {
 #[test]
 fn a_waiter_without_a_limit_says_that_the_store_is_silent() {
     let redis = Redis::start().unwrap();
-    let fixture = Fixture::on(redis.url());
+    let fixture = Fixture::on(format!("{}?response-timeout=2s", redis.url()));
     let mut hold = fixture.start(&["hold", "a"]);
     hold.line();
     let to_file = "exec \"$@\" 2> waiter";

@@ -20,7 +20,7 @@ fn every_code() {
     assert!(ran.err.contains("2 of 3 replicas"), "{}", ran.err);
     let master = &group.servers()[0];
     all(&Described {
-        url: format!("{}&replicas=2", group.url()),
+        url: format!("{}&replicas=2&response-timeout=2s", group.url()),
         bad: ("redis+sentinel://127.0.0.1:1".to_owned(), "master"),
         server: Some(Server {
             dead: format!(

@@ -246,7 +246,8 @@ fn the_commands_of_the_page_run() {
     let (build, start) = blocks.next().unwrap().split_once('\n').unwrap();
     assert_eq!(build, "cargo build --release --features serve");
     let redis = fencelock_testbed::Redis::start().unwrap();
-    let start = start.replace("redis://127.0.0.1:6379", &redis.url());
+    let url = crate::fixture::patient(&redis);
+    let start = start.replace("redis://127.0.0.1:6379", &url);
     let mut words = start.split_whitespace();
     assert_eq!(words.next(), Some("fencelock"));
     let words: Vec<&str> = words

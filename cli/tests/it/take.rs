@@ -119,7 +119,7 @@ fn on_a_file() {
 #[test]
 fn on_redis() {
     let redis = fencelock_testbed::Redis::start().unwrap();
-    let fixture = Fixture::on(redis.url());
+    let fixture = Fixture::on(crate::fixture::patient(&redis));
     hands_a_hold_on(&fixture, &fixture);
 }
 
@@ -143,7 +143,7 @@ fn through_the_service() {
 #[test]
 fn through_the_service_before_redis() {
     let redis = fencelock_testbed::Redis::start().unwrap();
-    let behind = Fixture::on(redis.url());
+    let behind = Fixture::on(crate::fixture::patient(&redis));
     let service = crate::service::Service::start(&behind, &[]);
     hands_a_hold_on(&Fixture::on(service.store()), &behind);
 }

@@ -56,7 +56,7 @@ function checkDetached(detached: Detached): void {
   const { claim, key, token, name, mode, ttl_ms, lock_delay_ms, owner } = detached;
   const texts = [claim, key, name, mode, owner].every((text) => typeof text === "string");
   const numbers = [token, ttl_ms, lock_delay_ms].every((number) => Number.isSafeInteger(number));
-  if (!texts || !numbers || !claim.startsWith(idsBegin(key))) {
+  if (!texts || !numbers || !/^[0-9a-f]{32}$/.test(claim) || !/^[\w-]{43,86}$/.test(key) || !claim.startsWith(idsBegin(key))) {
     throw new TypeError("this is no detached lock: a member is missing or wrong");
   }
 }

@@ -15,7 +15,7 @@ const TRIES = 4;
 const MOST_KNOWN = 256;
 /** The members that identify a store, and others in which the replicas of one store must agree. */
 const SAME = ["engine", "store"] as const;
-const ALIKE = ["binding", "claim_window_ms", "min_ttl_ms", "max_ttl_ms", "shared", "permits", "lock_delay"] as const;
+const ALIKE = ["binding", "claim_window_ms", "min_ttl_ms", "shared", "permits", "lock_delay"] as const;
 
 /** Which replicas may be asked, and as whom. */
 export interface ServiceOptions extends TransportOptions {

@@ -47,7 +47,8 @@ impl ServerInfo {
             (
                 store.binding,
                 store.claim_window_ms,
-                (store.min_ttl_ms, store.max_ttl_ms),
+                // The longest lease is a limit, which the operator of a service may change.
+                store.min_ttl_ms,
                 (store.shared, store.permits, store.lock_delay),
             )
         };

@@ -7,7 +7,7 @@ use axum::response::{IntoResponse, Response};
 use fencelock_wire::Kind;
 use http::header::CONTENT_TYPE;
 
-use crate::incoming::{Query, only_header, read};
+use crate::incoming::{Longest, Query, only_header, read};
 use crate::refusal::Refusal;
 use crate::replica::Replica;
 
@@ -42,7 +42,7 @@ async fn read_form(request: Request, replica: &Replica) -> Result<Form, Refusal>
             "the body must be a form ({FORM})"
         )));
     }
-    let body = read(request.into_body(), replica, replica.config.limits.body).await?;
+    let body = read(request.into_body(), replica, Longest::usual(replica)).await?;
     let text = std::str::from_utf8(&body).map_err(|_| Refusal::invalid("the form is not UTF-8"))?;
     let known = ["token", "to", "name", "how"];
     Ok(Form(Query::read(Some(text), &known)?))

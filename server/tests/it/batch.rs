@@ -61,7 +61,7 @@ async fn each_item_is_served_like_a_single_request_even_if_repeated() {
 #[tokio::test]
 async fn the_result_of_an_item_is_only_in_its_own_answer() {
     let (at, client, other) = (one().await, Client::new(), Client::new());
-    other.take(&at, other.claim(), "busy").await;
+    other.hold(&at, other.claim(), "busy").await;
     let (free, refused, waits, short, left) = (
         client.claim(),
         client.claim(),

@@ -39,7 +39,7 @@ async fn a_hold_outlives_its_replica(store: &str) {
     let other = replica(fencelock::open_engine(store).await.unwrap()).await;
     let (client, waiter) = (Client::new(), Client::new());
     let (id, next) = (client.claim(), waiter.claim());
-    let ttl = 4000;
+    let ttl = 5000;
     let taken = put(&at, &client, id, json!({"name": "a", "ttl_ms": ttl})).await;
     let token = taken.is(200)["token"].clone();
     let sent = Instant::now();
@@ -49,16 +49,16 @@ async fn a_hold_outlives_its_replica(store: &str) {
     put(&other, &waiter, next, json!({"name": "a", "queue": true}))
         .await
         .is(202);
-    let begun = Instant::now();
     assert_eq!(at.drain(Duration::from_millis(100)).await, 1);
     engine.close().await.unwrap();
-    let ended = begun.elapsed();
+    let ended = Instant::now();
     let (at, grant) = granted(&other, &waiter, next).await;
     let early = valid_until.saturating_duration_since(at);
     assert!(early.is_zero(), "{early:?} before the end of the validity");
     assert!(grant["token"].as_u64() > token.as_u64());
     // It does not wait for the client.
-    assert!(ended < Duration::from_millis(ttl / 2), "{ended:?}");
+    let before = valid_until.saturating_duration_since(ended);
+    assert!(before > Duration::from_millis(500), "{before:?}");
 }
 
 #[tokio::test]

@@ -215,6 +215,13 @@ impl Client {
         taken.number("token")
     }
 
+    /// Takes a lock that is free, for the whole usual ttl, and returns the token. The first grant alone is short.
+    pub(crate) async fn hold(&self, at: &Server, id: ClaimId, name: &str) -> u64 {
+        let token = self.take(at, id, name).await;
+        self.renew(at, id, name, token).await.is(200);
+        token
+    }
+
     /// Waits for a lock: one poll.
     pub(crate) async fn poll(&self, at: &Server, id: ClaimId, name: &str, wait_ms: u64) -> Answer {
         let body = json!({"name": name, "queue": true, "wait_ms": wait_ms});

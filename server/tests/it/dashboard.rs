@@ -57,7 +57,7 @@ async fn a_hold_is_shown_with_its_holder_and_its_queue() {
     let name = "jobs/<b>\"nightly\" & 'more'</b>";
     let body = json!({"name": name, "owner": "web<1>", "label": "<i>note</i>"});
     let token = client.put(&at, client.claim(), body).await.number("token");
-    client.take(&at, client.claim(), "other").await;
+    client.hold(&at, client.claim(), "other").await;
     let body = json!({"name": name, "owner": "web2", "queue": true});
     client.put(&at, client.claim(), body).await.is(202);
 
@@ -229,7 +229,8 @@ async fn behind_tls_the_cookie_is_secure() {
 #[tokio::test]
 async fn a_store_that_does_not_answer_shows_as_such() {
     let redis = Redis::start().unwrap();
-    let engine = fencelock::open_engine(&redis.url()).await.unwrap();
+    let url = format!("{}?response-timeout=2s", redis.url());
+    let engine = fencelock::open_engine(url).await.unwrap();
     let (at, client) = (replica(engine).await, Client::new());
     client.take(&at, client.claim(), "a").await;
     redis.pause().unwrap();
@@ -262,7 +263,7 @@ async fn a_store_that_does_not_answer_shows_as_such() {
 async fn the_last_hour_counts_grants_refusals_and_losses() {
     let (at, client) = (one().await, Client::new());
     let (first, second) = (client.claim(), client.claim());
-    client.take(&at, first, "a").await;
+    client.hold(&at, first, "a").await;
     client
         .put(&at, client.claim(), json!({"name": "a"}))
         .await

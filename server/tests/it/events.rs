@@ -85,7 +85,7 @@ async fn a_key_gets_events_of_its_own_claims() {
     let mut others = Events::of_key(&at, &other).await;
     let mut fewer = Events::of_key_at(&at, &client, "/v1/events?without=granted").await;
     let (first, id) = (client.claim(), client.claim());
-    client.take(&at, first, "a").await;
+    client.hold(&at, first, "a").await;
     client.poll(&at, id, "a", 0).await.is(202);
     client.release(&at, first, "a").await.is(200);
     let token = client.poll(&at, id, "a", 0).await.is(200)["token"].clone();
@@ -94,6 +94,7 @@ async fn a_key_gets_events_of_its_own_claims() {
     // A grant at once is reported in the answer only.
     assert!(!events.text.contains(&first.to_string()), "{}", events.text);
     let token = token.as_u64().unwrap();
+    client.renew(&at, id, "a", token).await.is(200);
     for (how, event) in [("ask", "release-requested"), ("release", "lost")] {
         let evict = json!({"name": "a", "token": token, "how": how}).to_string();
         ask(&at, "POST", "/v1/evict", &evict).await.is(200);
@@ -126,7 +127,7 @@ async fn the_events_of_a_lock_show_its_holder() {
         Events::open(&at, "/v1/events?lock=a", &[]).await,
     ];
     let id = client.claim();
-    let token = client.take(&at, id, "a").await;
+    let token = client.hold(&at, id, "a").await;
     let told = json!({"claim": id, "name": "a", "token": token});
     for events in &mut both {
         assert_eq!(events.next("leader").await, told);
@@ -243,7 +244,7 @@ async fn a_stream_and_a_look_end_with_the_right() {
     }];
     let anonymous = [fencelock_server::Grant::on_all(&[Right::Take])];
     at.service().reload(&[less, stays], &anonymous).unwrap();
-    client.take(&at, client.claim(), "a").await;
+    client.hold(&at, client.claim(), "a").await;
     let [gone, less, stays] = looks.try_into().unwrap();
     gone.await.unwrap().is_problem(401, "unauthorized");
     less.await.unwrap().is_problem(403, "forbidden");
@@ -261,7 +262,7 @@ async fn a_stream_and_a_look_end_with_the_right() {
 async fn a_stream_says_something_now_and_then_and_ends_once() {
     let mut config = Config::default();
     config.limits.stream_beat = Duration::from_millis(100);
-    config.limits.stream_longest = Duration::from_secs(2);
+    config.limits.stream_longest = Duration::from_secs(4);
     let at = replica_with(Arc::new(Memory::new()), config).await;
     let mut events = Events::of_key(&at, &Client::new()).await;
     // Comments, so that each side sees that the other one is still there.

@@ -91,8 +91,8 @@ async fn a_part_of_the_store_that_is_silent_holds_up_no_renewal_of_another() {
     let ((at, handle, names), client) = (set().await, Client::new());
     let ids = [client.claim(), client.claim()];
     let tokens = [
-        client.take(&at, ids[0], &names[0]).await,
-        client.take(&at, ids[1], &names[1]).await,
+        client.hold(&at, ids[0], &names[0]).await,
+        client.hold(&at, ids[1], &names[1]).await,
     ];
     // In single requests.
     handle.next([Trouble::Hold]);

@@ -9,7 +9,9 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::client::{Client, answer, is_free, look, one, raw, request, until, waiters};
+use crate::client::{
+    Client, answer, is_free, look, one, one_with_long_polls, raw, request, until, waiters,
+};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -29,7 +31,7 @@ fn asked(client: &Client, id: ClaimId, body: &Value) -> Vec<u8> {
 #[tokio::test]
 async fn lines_are_asked_for_in_any_form_of_the_header() {
     let (at, client) = (one().await, Client::new());
-    client.take(&at, client.claim(), "a").await;
+    client.hold(&at, client.claim(), "a").await;
     let body = json!({"name": "a", "queue": true, "wait_ms": 50}).to_string();
     for (accept, lines) in [
         ("application/json, application/x-ndjson;q=0.9", true),
@@ -92,7 +94,7 @@ impl Lines {
 async fn the_place_comes_at_once_and_the_grant_later() {
     let (at, client) = (one().await, Client::new());
     let (holder, id) = (client.claim(), client.claim());
-    let before = client.take(&at, holder, "a").await;
+    let before = client.hold(&at, holder, "a").await;
     let begun = Instant::now();
     let (mut lines, first) = Lines::open(&at, &client, id).await;
     assert_eq!(
@@ -122,7 +124,7 @@ async fn the_place_comes_at_once_and_the_grant_later() {
 #[tokio::test]
 async fn the_second_line_says_so_when_the_wait_ends_without_a_grant() {
     let (at, client) = (one().await, Client::new());
-    client.take(&at, client.claim(), "a").await;
+    client.hold(&at, client.claim(), "a").await;
     let id = client.claim();
     let waiting = json!((202, "waiting"));
     let said = |line: Value| json!((&line["status"], &line["body"]["state"]));
@@ -149,8 +151,8 @@ async fn the_second_line_says_so_when_the_wait_ends_without_a_grant() {
 
 #[tokio::test]
 async fn a_client_that_leaves_after_the_first_line_no_longer_waits() {
-    let (at, client) = (one().await, Client::new());
-    client.take(&at, client.claim(), "a").await;
+    let (at, client) = (one_with_long_polls().await, Client::new());
+    client.hold(&at, client.claim(), "a").await;
     let (lines, _) = Lines::open(&at, &client, client.claim()).await;
     assert_eq!(at.service().polls(), 1);
     drop(lines);
@@ -162,9 +164,12 @@ async fn a_client_that_leaves_after_the_first_line_no_longer_waits() {
 async fn a_request_that_needs_no_second_line_gets_a_single_answer() {
     let (at, client) = (one().await, Client::new());
     let ask = async |id: ClaimId, body: Value| raw(at.address(), &asked(&client, id, &body)).await;
-    let held = ask(client.claim(), waits("a", 60_000)).await;
+    let id = client.claim();
+    let held = ask(id, waits("a", 60_000)).await;
     assert_eq!(held.is(200)["state"], "held");
     assert_eq!(held.header("content-type"), Some("application/json"));
+    let token = held.number("token");
+    client.renew(&at, id, "a", token).await.is(200);
     let waiting = ask(client.claim(), waits("a", 0)).await;
     assert_eq!(waiting.is(202)["state"], "waiting");
     let no_queue = json!({"name": "a", "wait_ms": 1000});

@@ -131,7 +131,8 @@ async fn a_listing_shows_no_hidden_name_on_etcd() {
 #[tokio::test]
 async fn a_listing_shows_no_hidden_name_on_redis() {
     let redis = Redis::start().unwrap();
-    shows_what_may_be_seen(fencelock::open_engine(&redis.url()).await.unwrap()).await;
+    let url = crate::redis::patient(&redis.url());
+    shows_what_may_be_seen(fencelock::open_engine(url).await.unwrap()).await;
 }
 
 /// A client's bad cursor is its own mistake: it is no failure of the store, and keeps nobody from taking locks.

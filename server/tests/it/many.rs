@@ -97,7 +97,7 @@ async fn only_a_renewal_that_says_so_shortens() {
     let (at, client) = (one().await, Client::new());
     let (id, other) = (client.claim(), client.claim());
     let token = client.take(&at, id, "a").await;
-    let second = client.take(&at, other, "b").await;
+    let second = client.hold(&at, other, "b").await;
     let one = |ttl: u64, shorten: Option<bool>| {
         let mut body = json!({"name": "a", "token": token, "ttl_ms": ttl});
         if let Some(shorten) = shorten {

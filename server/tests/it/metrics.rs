@@ -118,7 +118,7 @@ async fn what_is_in_the_store_is_counted_by_pattern() {
     let before = replica(Arc::new(memory.another())).await;
     let client = Client::new();
     for name in ["orders/1", "orders/2", "nightly", "secret"] {
-        client.take(&before, client.claim(), name).await;
+        client.hold(&before, client.claim(), name).await;
     }
     client
         .poll(&before, client.claim(), "orders/1", 0)

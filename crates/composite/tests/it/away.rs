@@ -45,10 +45,13 @@ impl Servers {
         servers
     }
 
-    /// A call without an answer takes three seconds, and a failed attempt to open a store one second.
+    /// A call without an answer takes three seconds, and a failed attempt to open a store two seconds.
     fn set(&self) -> Shards {
+        self.set_with("response-timeout=3s&connect-timeout=2s")
+    }
+
+    fn set_with(&self, options: &str) -> Shards {
         let shards = self.0.iter().zip(IDS).map(|(server, id)| {
-            let options = "response-timeout=3s&connect-timeout=1s";
             let url = format!("{}?{options}", server.url());
             Shard::new(id, Arc::new(ByUrl(url)))
         });
@@ -80,7 +83,8 @@ async fn an_open_store_that_was_away_at_first_serves_later() {
     let cut = Arc::new(AtomicBool::new(true));
     let mut shards = Vec::new();
     for (server, id) in servers.0.iter().zip(IDS) {
-        let engine = ByUrl(server.url()).open().await.unwrap();
+        let url = format!("{}?response-timeout=5s", server.url());
+        let engine = ByUrl(url).open().await.unwrap();
         let cut = match id {
             "c" => Arc::clone(&cut),
             _ => Arc::default(),
@@ -108,7 +112,7 @@ async fn a_silent_shard_delays_no_other() {
     let servers = Servers::made().await;
     let set = Arc::new(servers.set().open().await.unwrap());
     let client = Client::new(set.clone()).unwrap();
-    let ttl = Duration::from_millis(1200);
+    let ttl = Duration::from_millis(2600);
     let mut guards = Vec::new();
     for id in IDS {
         let guard = client.lock(&name_on(&set, id)).ttl(ttl).await;
@@ -117,7 +121,7 @@ async fn a_silent_shard_delays_no_other() {
     servers.0[2].pause().unwrap();
     // Renewals at c get no answer for longer than a ttl.
     guards[2].lost().await;
-    tokio::join!(renewed(&guards[0], 4), renewed(&guards[1], 4));
+    tokio::join!(renewed(&guards[0], 3), renewed(&guards[1], 3));
     // Its names sort last, so that the others are taken first.
     let free = IDS.map(|id| {
         format!(
@@ -157,8 +161,9 @@ async fn a_silent_shard_delays_no_other() {
 async fn a_set_opens_while_a_shard_is_away() {
     let servers = Servers::made().await;
     servers.0[0].pause().unwrap();
-    let lazy = servers.set().opening(Opening::AsNeeded).open();
-    let lazy = tokio::time::timeout(Duration::from_millis(900), lazy).await;
+    let patient = servers.set_with("response-timeout=20s&connect-timeout=20s");
+    let lazy = patient.opening(Opening::AsNeeded).open();
+    let lazy = tokio::time::timeout(Duration::from_secs(8), lazy).await;
     assert_eq!(lazy.unwrap().unwrap().opened(), ["b"]);
     let set = Arc::new(servers.set().open().await.unwrap());
     assert_eq!(set.opened(), ["b", "c"]);
@@ -182,7 +187,7 @@ async fn a_set_opens_while_a_shard_is_away() {
         assert!(names_shard(&error, "a"), "{error}");
     }
     assert!(
-        begun.elapsed() < Duration::from_secs(3),
+        begun.elapsed() < Duration::from_secs(8),
         "{:?}",
         begun.elapsed()
     );

@@ -2,13 +2,14 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use fencelock_composite::{
     How, KeyRule, Map, Migrate, Moving, Phase, Prepare, Routed, Shards, Stepped,
 };
 use fencelock_core::{Client, Engine, Error, LockName, Memory};
 
-use crate::two::{PACE, TIGHT, change_record, version};
+use crate::two::{PACE, SLOW_PACE, TIGHT, change_record, version};
 
 /// Three stores. The set `orders` has those at the places `before`, and `orders3` has those at the places `after`.
 pub(crate) struct Change {
@@ -40,15 +41,19 @@ impl Change {
     }
 
     pub(crate) async fn prepared(before: usize, after: usize) -> Self {
+        Self::paced(before, after, PACE).await
+    }
+
+    pub(crate) async fn paced(before: usize, after: usize, pace: Duration) -> Self {
         let change = Self::made(before, after).await;
-        change.prepare(&terms()).await.unwrap();
+        change.prepare(&terms().pace(pace)).await.unwrap();
         change
     }
 
     /// The store `a` is replaced by `c`. So `b` gets names from `a`, and gives names to `c`.
     pub(crate) async fn replaces() -> Self {
         let change = Self::of(0..2, 1..3).await;
-        change.prepare(&terms()).await.unwrap();
+        change.prepare(&terms().pace(SLOW_PACE)).await.unwrap();
         change
     }
 

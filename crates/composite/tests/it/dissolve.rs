@@ -26,7 +26,8 @@ struct Moved {
 
 impl Moved {
     async fn old_store(&self) -> Arc<dyn Engine> {
-        let url = fencelock_core::StoreUrl::parse(&self.redis.url()).unwrap();
+        let url = format!("{}?response-timeout=5s", self.redis.url());
+        let url = fencelock_core::StoreUrl::parse(&url).unwrap();
         Arc::new(RedisEngine::connect(url).await.unwrap())
     }
 
@@ -275,7 +276,7 @@ async fn a_store_with_several_counters_is_refused() {
     let group = Redlock::start(3).unwrap();
     let keeper = Memory::new();
     let store = async || {
-        let url = format!("{}?node-timeout=250ms", group.url());
+        let url = format!("{}?node-timeout=2s", group.url());
         let url = fencelock_core::StoreUrl::parse(&url).unwrap();
         let engine = Arc::new(RedlockEngine::connect(url).await.unwrap());
         Arc::new(RecordIn::new(engine, Arc::new(keeper.another())).unwrap()) as Arc<dyn Engine>

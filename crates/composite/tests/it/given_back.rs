@@ -12,7 +12,7 @@ use fencelock_core::{Client, Engine, Error, LeaseKind, LockView, Memory, Promise
 use tokio::sync::watch;
 
 use crate::moving::NoRecord;
-use crate::two::{PACE, TIGHT, TTL, Two, token};
+use crate::two::{LONG_PACE, LONG_TTL, PACE, TIGHT, TTL, Two, token};
 
 fn terms() -> Prepare {
     Prepare::default().pace(PACE).tight(TIGHT)
@@ -36,12 +36,13 @@ async fn a_lock_delay_that_no_program_can_use_is_refused() {
         assert!(refused.to_string().contains("pace"), "{refused}");
     }
     let delay = Duration::from_millis(100);
-    let allowed = terms().lock_delay(delay);
+    let allowed = terms().pace(LONG_PACE).lock_delay(delay);
     two.migration().prepare(&allowed, "test").await.unwrap();
     let client = two.client().await;
-    let request = client.lock("x").ttl(TTL).lock_delay(delay);
+    let request = client.lock("x").ttl(LONG_TTL / 2).lock_delay(delay);
     request.await.unwrap().release().await.unwrap();
-    let more = client.lock("x").ttl(TTL / 2).lock_delay(delay * 2).await;
+    let more = client.lock("x").ttl(LONG_TTL / 4).lock_delay(delay * 2);
+    let more = more.await;
     let more = more.map(drop).unwrap_err();
     assert!(matches!(more, Error::Unsupported { .. }), "{more:?}");
 }

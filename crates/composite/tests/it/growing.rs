@@ -10,7 +10,9 @@ use fencelock_core::engine::{Claim, Leave, Standing};
 use fencelock_core::{ClaimIds, Client, Engine, Error, LockName, Memory, Token};
 
 use crate::change::{Change, SET, terms};
-use crate::two::{TTL, grow_and_differ, holds_until, token};
+use crate::two::{
+    LONG_PACE, LONG_TTL, SLOW_PACE, SLOW_TTL, TTL, grow_and_differ, holds_until, token,
+};
 use crate::until;
 
 async fn workers_over_all_steps(change: Change, name: &str, behind: usize) {
@@ -51,14 +53,14 @@ async fn workers_over_all_steps(change: Change, name: &str, behind: usize) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_name_moves_to_an_added_shard_and_back_with_growing_tokens() {
-    let change = Change::prepared(2, 3).await;
+    let change = Change::paced(2, 3, SLOW_PACE).await;
     let name = change.name("a", "c");
     workers_over_all_steps(change, &name, 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_name_moves_from_a_removed_shard_and_back_with_growing_tokens() {
-    let change = Change::prepared(3, 2).await;
+    let change = Change::paced(3, 2, SLOW_PACE).await;
     let name = change.name("c", "b");
     workers_over_all_steps(change, &name, 2).await;
 }
@@ -66,20 +68,20 @@ async fn a_name_moves_from_a_removed_shard_and_back_with_growing_tokens() {
 /// Its holder keeps it, and a waiter keeps its place, over all steps, even with a program that does not know of the change.
 #[tokio::test]
 async fn a_name_that_stays_is_not_disturbed() {
-    let change = Change::prepared(2, 3).await;
+    let change = Change::paced(2, 3, SLOW_PACE).await;
     let name = change.name("a", "a");
     let [holder, first, second] = [
         change.client().await,
         change.client().await,
         change.client().await,
     ];
-    let guard = holder.lock(&name).ttl(TTL).label("0").await.unwrap();
+    let guard = holder.lock(&name).ttl(SLOW_TTL).label("0").await.unwrap();
     let mut waiting = Vec::new();
     for client in [first, second] {
         let count = waiting.len() + 1;
         let of = name.clone();
         waiting.push(tokio::spawn(async move {
-            let request = client.lock(&of).ttl(TTL).label(&count.to_string());
+            let request = client.lock(&of).ttl(SLOW_TTL).label(&count.to_string());
             (request.await.unwrap(), client)
         }));
         until("it waits", async || {
@@ -155,7 +157,7 @@ async fn a_name_that_stays_has_no_hush() {
 /// The first waiter holds the old store, and a holder holds both.
 #[tokio::test]
 async fn in_the_hush_the_first_waiter_is_shown_as_a_waiter() {
-    let change = Change::prepared(2, 3).await;
+    let change = Change::paced(2, 3, LONG_PACE).await;
     let (name, other) = (change.name("a", "c"), change.name("b", "c"));
     change.begin().await;
     let client = change.client().await;
@@ -164,12 +166,12 @@ async fn in_the_hush_the_first_waiter_is_shown_as_a_waiter() {
         let listed = client.list("").await.unwrap();
         (view.holders.len(), view.waiters.len(), listed.len())
     };
-    let guard = client.lock(&name).ttl(TTL).await.unwrap();
+    let guard = client.lock(&name).ttl(LONG_TTL).await.unwrap();
     change.set_phase(2).await;
     until("the client knows of the hush", async || {
         client
             .try_lock(&other)
-            .ttl(TTL)
+            .ttl(LONG_TTL)
             .await
             .is_err_and(|error| error.is_away())
     })
@@ -178,7 +180,7 @@ async fn in_the_hush_the_first_waiter_is_shown_as_a_waiter() {
     guard.release().await.unwrap();
     let waits = {
         let (client, name) = (client.clone(), name.clone());
-        tokio::spawn(async move { client.lock(&name).ttl(TTL).await.map(drop) })
+        tokio::spawn(async move { client.lock(&name).ttl(LONG_TTL).await.map(drop) })
     };
     until("it has the old store", async || {
         change.held(&name).await == [1, 0, 0]
@@ -195,7 +197,7 @@ async fn a_floor_does_not_end_a_claim_of_a_name_that_stays() {
     let name = change.name("a", "a");
     let engine = change.engine().await;
     let on = LockName::new(&name).unwrap();
-    let claim = Claim::new(ClaimIds::new().unwrap().next(), "me", on).ttl(Duration::from_secs(1));
+    let claim = Claim::new(ClaimIds::new().unwrap().next(), "me", on).ttl(LONG_TTL);
     let Standing::Held(grant) = engine.place(&claim).await.unwrap() else {
         panic!("it is free");
     };
@@ -223,10 +225,10 @@ async fn a_floor_does_not_end_a_claim_of_a_name_that_stays() {
 
 #[tokio::test]
 async fn a_hold_that_moves_lives_through_all_steps() {
-    let change = Change::prepared(2, 3).await;
+    let change = Change::paced(2, 3, SLOW_PACE).await;
     let name = change.name("b", "c");
     let client = change.client().await;
-    let guard = client.lock(&name).ttl(TTL).await.unwrap();
+    let guard = client.lock(&name).ttl(SLOW_TTL).await.unwrap();
     change.begin().await;
     until("it is completed", async || {
         change.held(&name).await == [0, 1, 1]
@@ -367,11 +369,11 @@ async fn a_program_that_was_not_switched_stops_the_change_if_its_name_moves() {
 
 #[tokio::test]
 async fn a_hold_that_lost_one_of_its_shards_ends_in_the_hush() {
-    let change = Change::prepared(2, 3).await;
+    let change = Change::paced(2, 3, SLOW_PACE).await;
     let name = change.name("a", "c");
     change.begin().await;
     let client = change.client().await;
-    let guard = client.lock(&name).ttl(TTL).await.unwrap();
+    let guard = client.lock(&name).ttl(SLOW_TTL).await.unwrap();
     let on = LockName::new(&name).unwrap();
     // The new shard's part of the hold is evicted.
     let view = change.stores[2].inspect().look(&on).await.unwrap();
@@ -384,7 +386,7 @@ async fn a_hold_that_lost_one_of_its_shards_ends_in_the_hush() {
         .await
         .unwrap();
     // Nothing can complete the hold before the hush is over, so it ends with its lease at the latest.
-    let lost = tokio::time::timeout(2 * TTL, guard.lost()).await;
+    let lost = tokio::time::timeout(Duration::from_secs(15), guard.lost()).await;
     assert!(lost.is_ok() && !guard.is_valid(), "{lost:?}");
 }
 

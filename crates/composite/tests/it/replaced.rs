@@ -10,7 +10,7 @@ use fencelock_core::{Client, Guard, Guards, LockName};
 use futures_util::future::join_all;
 
 use crate::change::Change;
-use crate::two::{TTL, Told, knows, told_of};
+use crate::two::{SLOW_TTL, Told, knows, told_of};
 
 /// A store that both gets and gives names has one floor for both. Each hold has one token for others all the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -21,26 +21,31 @@ async fn a_hold_has_one_token_for_others_while_a_shard_is_replaced() {
     let names = [("a", "b"), ("a", "c"), ("b", "c")].map(|(from, to)| change.name(from, to));
     let hold_all = || {
         join_all(names.iter().map(async |name| {
-            let request = client.lock(name).ttl(TTL).owner(&owner);
+            let request = client.lock(name).ttl(SLOW_TTL).owner(&owner);
             request.await.unwrap()
         }))
     };
     let early = hold_all().await;
     let told = told_of(&other, &early, async {
         change.begin().await;
+        knows(&other, Phase::BothOld).await;
+    });
+    let mut told = told.await;
+    let more = told_of(&other, &early, async {
         change.finish(Phase::BothNew).await;
         knows(&other, Phase::BothNew).await;
     });
-    let told = told.await;
+    told.extend(more.await);
     told_and_released(early, &told, &[Phase::BothOld, Phase::BothNew]).await;
     let late = hold_all().await;
-    let told = told_of(&other, &late, async {
+    let mut told = told_of(&other, &late, async {}).await;
+    let hush = told_of(&other, &late, async {
         change.set_phase(2).await;
         knows(&other, Phase::Hush).await;
-        change.abort().await;
     });
+    told.extend(hush.await);
+    told.extend(told_of(&other, &late, change.abort()).await);
     let phases = [Phase::BothNew, Phase::Hush, Phase::BothOld];
-    let told = told.await;
     told_and_released(late, &told, &phases).await;
 }
 
@@ -68,7 +73,7 @@ async fn takes_all(
         fastrand::shuffle(&mut asked);
         asked.truncate(fastrand::usize(2..=4));
         let request = client.lock_all(&asked).timeout(Duration::from_secs(20));
-        let guards = request.each(|request| request.ttl(TTL)).await.unwrap();
+        let guards = request.each(|request| request.ttl(SLOW_TTL)).await.unwrap();
         taken.begin(&guards);
         tokio::time::sleep(Duration::from_millis(2)).await;
         assert!(guards.is_valid());

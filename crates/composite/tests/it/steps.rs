@@ -10,7 +10,10 @@ use fencelock_core::engine::{Claim, Cursor, HeldClaim, Leave, LockView, Page, St
 use fencelock_core::layers::Layer;
 use fencelock_core::{ClaimId, ClaimIds, Client, Engine, Error, Evict, LockName, Memory, Token};
 
-use crate::two::{TTL, Two, change_record, knows, restore, set_phase, token, told_of, version};
+use crate::two::{
+    LONG_TTL, SLOW_PACE, SLOW_TTL, TTL, Two, change_record, knows, restore, set_phase, token,
+    told_of, version,
+};
 use crate::until;
 
 /// A client of the old store by itself, which was opened before the move began.
@@ -234,17 +237,23 @@ async fn a_store_that_counts_and_was_restored_grants_nothing_until_its_tokens_ar
 /// granted anew.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hold_has_one_token_for_others_in_every_phase() {
-    let two = Two::prepared().await;
+    let two = Two::paced(SLOW_PACE).await;
     let (client, other) = (two.client().await, two.engine().await);
     let owner = client.owner();
-    let guard = client.lock("x").ttl(TTL).owner(&owner).await.unwrap();
-    let steps = async {
-        two.begin().await;
-        two.finish(Phase::BothNew).await;
-        two.finish(Phase::New).await;
-        two.abort().await;
+    let guard = client.lock("x").ttl(SLOW_TTL).owner(&owner).await.unwrap();
+    // Asked at the end of each step, too: a phase may be over before the client asks again.
+    let steps = async |phase: Phase| {
+        match phase {
+            Phase::BothOld => two.begin().await,
+            Phase::Old => two.abort().await,
+            _ => two.finish(phase).await,
+        }
+        knows(&other, phase).await;
     };
-    let told = told_of(&other, std::slice::from_ref(&guard), steps).await;
+    let mut told = Vec::new();
+    for phase in [Phase::BothOld, Phase::BothNew, Phase::New, Phase::Old] {
+        told.extend(told_of(&other, std::slice::from_ref(&guard), steps(phase)).await);
+    }
     assert!(guard.is_valid());
     let own = Some(guard.token());
     for phase in [Phase::Old, Phase::BothOld, Phase::BothNew] {
@@ -261,7 +270,7 @@ async fn a_hold_has_one_token_for_others_in_every_phase() {
 }
 
 fn claim() -> Claim {
-    Claim::new(claim_id(), "me", LockName::new("x").unwrap()).ttl(TTL)
+    Claim::new(claim_id(), "me", LockName::new("x").unwrap()).ttl(LONG_TTL)
 }
 
 fn claim_id() -> ClaimId {
@@ -392,18 +401,18 @@ async fn a_user_without_the_right_to_list_can_go_back() {
 /// The old store has not got a hold, because the next claim was faster there. That one is no program that was not switched.
 #[tokio::test]
 async fn a_claim_that_waits_for_its_second_store_does_not_stop_a_step() {
-    let two = Two::prepared().await;
+    let two = Two::paced(SLOW_PACE).await;
     two.begin().await;
     two.finish(Phase::BothNew).await;
     let client = two.client().await;
-    let guard = client.lock("x").ttl(TTL).await.unwrap();
+    let guard = client.lock("x").ttl(SLOW_TTL).await.unwrap();
     let id = guard.claim_id();
     let mut holder = Claim::new(id, "me", guard.name().clone());
     holder.wait = false;
     two.old.withdraw(&holder, Leave::Release).await.unwrap();
     let waiter = {
         let client = two.client().await;
-        tokio::spawn(async move { client.lock("x").ttl(TTL).await })
+        tokio::spawn(async move { client.lock("x").ttl(SLOW_TTL).await })
     };
     until("the next claim waits", async || {
         let view = two.new.inspect().look(guard.name()).await.unwrap();
@@ -421,22 +430,22 @@ async fn a_claim_that_waits_for_its_second_store_does_not_stop_a_step() {
 /// Both stores may have given the same number, for different holders.
 #[tokio::test]
 async fn the_evicted_holder_is_the_shown_one() {
-    let two = Two::prepared().await;
+    let two = Two::paced(SLOW_PACE).await;
     two.begin().await;
     two.finish(Phase::BothNew).await;
     let client = two.client().await;
     // The old store's tokens are raised to those of the new one.
     let name = LockName::new("x").unwrap();
-    let first = client.lock("x").shared().ttl(TTL).await.unwrap();
+    let first = client.lock("x").shared().ttl(SLOW_TTL).await.unwrap();
     let raise = Claim::new(claim_id(), "me", LockName::new("raise").unwrap());
     let raise = raise.floor(Token(first.token().get() - 1));
     two.old.place(&raise).await.unwrap();
-    let second = client.lock("x").shared().ttl(TTL).await.unwrap();
+    let second = client.lock("x").shared().ttl(SLOW_TTL).await.unwrap();
     let other = two.engine().await;
     let evicted = other.inspect().evict(&name, first.token(), Evict::Release);
     assert!(evicted.await.unwrap());
     until("the first one is lost", async || !first.is_valid()).await;
-    second.refresh(TTL).await.unwrap();
+    second.refresh(SLOW_TTL).await.unwrap();
     assert!(second.is_valid());
     assert_eq!(two.held("x").await, [1, 1]);
 }

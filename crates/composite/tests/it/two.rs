@@ -16,6 +16,15 @@ pub(crate) const PACE: Duration = Duration::from_millis(1500);
 pub(crate) const TIGHT: Duration = Duration::from_millis(300);
 pub(crate) const TTL: Duration = Duration::from_millis(900);
 
+/// For tests whose holds must live through steps, also on a machine that stands still for a second. A hold is renewed after a
+/// third of its ttl.
+pub(crate) const SLOW_PACE: Duration = Duration::from_millis(3300);
+pub(crate) const SLOW_TTL: Duration = Duration::from_millis(2100);
+
+/// For tests that make no step which waits for the pace. None of their leases ends by itself.
+pub(crate) const LONG_PACE: Duration = Duration::from_secs(60);
+pub(crate) const LONG_TTL: Duration = Duration::from_secs(40);
+
 /// Two stores in memory.
 pub(crate) struct Two {
     pub(crate) old: Memory,
@@ -30,8 +39,12 @@ impl Two {
 
     /// Two stores with records: programs may be switched.
     pub(crate) async fn prepared() -> Self {
+        Self::paced(PACE).await
+    }
+
+    pub(crate) async fn paced(pace: Duration) -> Self {
         let two = Self::new();
-        let terms = Prepare::default().pace(PACE).tight(TIGHT);
+        let terms = Prepare::default().pace(pace).tight(TIGHT);
         let done = two.migration().prepare(&terms, "test").await.unwrap();
         assert_eq!(done, Stepped::Done(Phase::Old));
         two
@@ -110,7 +123,7 @@ pub(crate) async fn knows(engine: &Moving, phase: Phase) {
 /// What `attest` told of a hold: its lock, the phase that the engine knew before, and the token.
 pub(crate) type Told = (LockName, Option<Phase>, Option<Token>);
 
-/// What `attest` tells of these holds while `steps` goes on: each answer once.
+/// What `attest` tells of these holds while `steps` goes on, and at its end: each answer once.
 pub(crate) async fn told_of(
     engine: &Moving,
     guards: &[Guard],
@@ -152,7 +165,10 @@ pub(crate) async fn holds_until(
 ) -> Vec<(Token, bool)> {
     let mut tokens = Vec::new();
     while !done.load(SeqCst) {
-        let request = client.lock(name).ttl(TTL).timeout(Duration::from_secs(10));
+        let request = client
+            .lock(name)
+            .ttl(SLOW_TTL)
+            .timeout(Duration::from_secs(10));
         let guard = request.await.unwrap();
         tokens.push((guard.token(), guard.is_valid()));
         tokio::time::sleep(Duration::from_millis(3)).await;

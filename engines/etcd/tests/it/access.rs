@@ -121,11 +121,11 @@ async fn no_server_listens() {
     );
 }
 
-/// Many claims while the server does not answer. All wait for the same attempt, not for one attempt each.
+/// Many claims while the server does not answer. All wait for the same attempt, not for one attempt each, which would take 20
+/// seconds.
 #[tokio::test]
 async fn claims_share_the_failure_of_one_attempt() {
     const CLAIMS: usize = 20;
-    let limit = Duration::from_secs(1);
     let etcd = Etcd::start().unwrap();
     let url = format!("{}?response-timeout=1s", etcd.url());
     let one = fencelock::connect(&url).await.unwrap();
@@ -145,7 +145,7 @@ async fn claims_share_the_failure_of_one_attempt() {
         assert!(error.to_string().contains("no answer within"), "{error}");
     }
     let took = begun.elapsed();
-    assert!(took < 4 * limit, "{took:?}");
+    assert!(took < Duration::from_secs(10), "{took:?}");
     etcd.resume(0).unwrap();
     let again = soon("the client goes on", one.lock("a")).await.unwrap();
     again.release().await.unwrap();

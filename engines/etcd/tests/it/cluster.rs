@@ -98,7 +98,7 @@ async fn through(etcd: &Etcd, fault: impl AsyncFn(usize), heal: impl AsyncFn(usi
     fault(leader).await;
     let took = load.goes_on("hand-offs continue without it").await;
     println!("hand-offs continued after {took:?}");
-    assert!(took < Duration::from_secs(8), "{took:?}");
+    assert!(took < Duration::from_secs(15), "{took:?}");
     heal(leader).await;
     load.goes_on("and when it is back").await;
     soon("a renewal", guard.prolonged()).await;
@@ -191,14 +191,15 @@ async fn no_hold_is_lost_by_one_silent_member() {
 async fn without_a_quorum_holds_are_lost_in_time() {
     let etcd = Etcd::cluster(3).start().unwrap();
     let one = open(&etcd, PATIENT).await;
-    let guard = one.lock("a").ttl(Duration::from_secs(3)).await.unwrap();
+    let guard = one.lock("a").ttl(Duration::from_secs(6)).await.unwrap();
     soon("a renewal", guard.prolonged()).await;
     for member in [0, 1] {
         etcd.kill9(member);
     }
     soon("the loss", guard.lost()).await;
     let late = Clock::Boot.now().since(guard.valid_until());
-    assert!(late < Duration::from_secs(1), "{late:?}");
+    // Its session would last for two seconds more.
+    assert!(late < Duration::from_millis(1900), "{late:?}");
     let error = soon("an error", one.try_lock("b")).await.unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
     let error = soon("an error", open_for(&etcd, "?connect-timeout=1s")).await;

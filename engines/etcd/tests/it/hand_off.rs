@@ -206,7 +206,7 @@ async fn waiters_are_served_after_a_compaction() {
 async fn a_key_is_reused_unless_a_request_for_it_had_no_reply() {
     let etcd = Etcd::start().unwrap();
     let proxy = Proxy::start(etcd.port(0)).unwrap();
-    let url = format!("{}?response-timeout=300ms", etcd.url_at(&[proxy.port()]));
+    let url = format!("{}?response-timeout=1500ms", etcd.url_at(&[proxy.port()]));
     let one = fencelock::connect(&url).await.unwrap();
     let key = || etcd.encoded_keys("fencelock/lock/a/").unwrap();
     let first = one.lock("a").await.unwrap();

@@ -211,7 +211,7 @@ async fn one_keepalive_serves_all_holds() {
     let one = patient_client(&etcd).await;
     let mut guards = Vec::new();
     for i in 0..HOLDS {
-        let request = one.lock(&format!("a/{i}")).ttl(Duration::from_secs(3));
+        let request = one.lock(&format!("a/{i}")).ttl(Duration::from_secs(5));
         guards.push(request.await.unwrap());
     }
     let with_leases = |etcd: &Etcd| {
@@ -230,15 +230,15 @@ async fn one_keepalive_serves_all_holds() {
 }
 
 /// A request that waits for its turn has not begun to wait for its answer. The server works on some hundred requests of a
-/// connection at once, so the last of these is answered after three seconds.
+/// connection at once, so the last of these is answered after six seconds.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_that_waits_for_its_turn_does_not_run_out_of_time() {
     let etcd = Etcd::start().unwrap();
     let proxy = Proxy::start(etcd.port(0)).unwrap();
-    let url = format!("{}?response-timeout=2s", etcd.url_at(&[proxy.port()]));
+    let url = format!("{}?response-timeout=4s", etcd.url_at(&[proxy.port()]));
     let one = fencelock::connect(&url).await.unwrap();
     one.lock("warm").await.unwrap().release().await.unwrap();
-    proxy.answers(Flow::Delay(Duration::from_millis(250)));
+    proxy.answers(Flow::Delay(Duration::from_millis(500)));
     let takes = (0..1200).map(|i| {
         let one = one.clone();
         tokio::spawn(async move { one.try_lock(&format!("a/{i}")).await })

@@ -126,7 +126,7 @@ async fn a_half_open_connection_ends_validity_before_the_next_grant() {
         .await
         .unwrap();
     let near = client(&etcd).await;
-    let guard = far.lock("a").ttl(Duration::from_secs(2)).await.unwrap();
+    let guard = far.lock("a").ttl(Duration::from_secs(4)).await.unwrap();
     let waiting = wait_for(&near, "a");
     soon("a renewal", guard.prolonged()).await;
     proxy.both(Flow::Lose);
@@ -139,19 +139,24 @@ async fn a_half_open_connection_ends_validity_before_the_next_grant() {
 async fn an_administrator_deletes_a_key() {
     let etcd = Etcd::start().unwrap();
     let one = client(&etcd).await;
-    let guard = one.lock("a").ttl(Duration::from_secs(2)).await.unwrap();
+    let guard = one.lock("a").ttl(Duration::from_secs(4)).await.unwrap();
     etcd.erase().unwrap();
     // The session is alive, but the hold is gone.
     let why = soon("the loss is found by a renewal", guard.lost()).await;
     assert_eq!(why, LossReason::StoreForgot);
 }
 
-/// The transaction that creates the key has no reply, several times. No key is left, and none appears later.
+/// The transaction that creates the key has no reply, twice. No key is left, and none appears later.
 #[tokio::test]
 async fn a_lost_answer_leaves_no_orphan() {
-    for (layout, prefix) in LAYOUTS {
-        leaves_no_orphan(layout, prefix).await;
-    }
+    let [(layout, prefix), _] = LAYOUTS;
+    leaves_no_orphan(layout, prefix).await;
+}
+
+#[tokio::test]
+async fn a_lost_answer_leaves_no_orphan_in_gos_layout() {
+    let [_, (layout, prefix)] = LAYOUTS;
+    leaves_no_orphan(layout, prefix).await;
 }
 
 /// The layouts, each with the prefix of all keys in this test.
@@ -160,14 +165,14 @@ const LAYOUTS: [(&str, &str); 2] = [("fencelock", "fencelock/lock/"), ("concurre
 async fn leaves_no_orphan(layout: &str, prefix: &str) {
     let etcd = Etcd::start().unwrap();
     let proxy = Proxy::start(etcd.port(0)).unwrap();
-    let options = format!("layout={layout}&response-timeout=300ms");
+    let options = format!("layout={layout}&response-timeout=1500ms");
     let url = format!("{}?{options}", etcd.url_at(&[proxy.port()]));
     let far = fencelock::connect(&url).await.unwrap();
     let near = format!("{}?layout={layout}", etcd.url());
     let near = fencelock::connect(&near).await.unwrap();
     // This hold stays, so that the client cannot simply revoke the session.
     let stays = far.lock("a-stays").await.unwrap();
-    for round in 0..3 {
+    for round in 0..2 {
         let name = format!("a/{round}");
         proxy.answers(Flow::Lose);
         let error = soon("an error", far.try_lock(&name)).await.unwrap_err();
@@ -193,7 +198,7 @@ async fn keys(etcd: &Etcd, name: &str, count: u64) {
 }
 
 /// Later than a second request over the other connection, and before the client gives up the first connection.
-const LATE: Flow = Flow::Delay(Duration::from_secs(2));
+const LATE: Flow = Flow::Delay(Duration::from_secs(4));
 
 /// Two proxies to a server. The second one refuses connections.
 fn two_proxies(etcd: &Etcd) -> (Proxy, Proxy) {
@@ -204,7 +209,7 @@ fn two_proxies(etcd: &Etcd) -> (Proxy, Proxy) {
 
 async fn client_of_both(etcd: &Etcd, slow: &Proxy, other: &Proxy) -> Client {
     let ports = [slow.port(), other.port()];
-    let url = format!("{}?response-timeout=300ms", etcd.url_at(&ports));
+    let url = format!("{}?response-timeout=1500ms", etcd.url_at(&ports));
     fencelock::connect(&url).await.unwrap()
 }
 
@@ -213,7 +218,7 @@ async fn client_of_both(etcd: &Etcd, slow: &Proxy, other: &Proxy) -> Client {
 async fn a_lock_delay_outlives_the_end_of_its_session() {
     let etcd = Etcd::start().unwrap();
     let proxy = Proxy::start(etcd.port(0)).unwrap();
-    let url = format!("{}?response-timeout=300ms", etcd.url_at(&[proxy.port()]));
+    let url = format!("{}?response-timeout=1500ms", etcd.url_at(&[proxy.port()]));
     let (engine, near) = (
         fencelock::open_engine(&url).await.unwrap(),
         client(&etcd).await,
@@ -249,7 +254,7 @@ async fn a_lock_delay_outlives_the_end_of_its_session() {
 async fn a_reader_whose_answer_was_lost_finds_its_key_again() {
     let etcd = Etcd::start().unwrap();
     let proxy = Proxy::start(etcd.port(0)).unwrap();
-    let url = format!("{}?response-timeout=300ms", etcd.url_at(&[proxy.port()]));
+    let url = format!("{}?response-timeout=1500ms", etcd.url_at(&[proxy.port()]));
     let (far, near) = (fencelock::connect(&url).await.unwrap(), client(&etcd).await);
     // This hold keeps the session of the reader's key alive.
     let stays = far.lock("stays").await.unwrap();
@@ -316,7 +321,7 @@ async fn a_late_release_does_not_end_the_clients_next_claim() {
         let etcd = Etcd::start().unwrap();
         let (slow, other) = two_proxies(&etcd);
         let url = etcd.url_at(&[slow.port(), other.port()]);
-        let url = format!("{url}?response-timeout=300ms&layout={layout}");
+        let url = format!("{url}?response-timeout=1500ms&layout={layout}");
         let far = fencelock::connect(&url).await.unwrap();
         let first = far.lock("a").await.unwrap();
         let label = format!("grpc_method=\"{method}\"");
@@ -342,7 +347,7 @@ async fn a_late_release_does_not_end_the_clients_next_claim() {
 async fn a_waiter_whose_answer_was_lost_keeps_its_place() {
     let etcd = Etcd::start().unwrap();
     let proxy = Proxy::start(etcd.port(0)).unwrap();
-    let url = format!("{}?response-timeout=300ms", etcd.url_at(&[proxy.port()]));
+    let url = format!("{}?response-timeout=1500ms", etcd.url_at(&[proxy.port()]));
     let (far, near) = (fencelock::connect(&url).await.unwrap(), client(&etcd).await);
     let other = client(&etcd).await;
     let guard = near.lock("a").await.unwrap();
@@ -377,12 +382,12 @@ async fn a_late_request_of_a_client_that_gave_up_leaves_no_orphan() {
     let (slow, other) = two_proxies(&etcd);
     // In fencelock's own layout the late request fails, because the client has raised the token base over its next connection.
     let both = etcd.url_at(&[slow.port(), other.port()]);
-    let both = format!("{both}?response-timeout=300ms&layout=concurrency");
+    let both = format!("{both}?response-timeout=1500ms&layout=concurrency");
     let far = fencelock::connect(&both).await.unwrap();
     let near = format!("{}?layout=concurrency", etcd.url());
     let near = fencelock::connect(&near).await.unwrap();
     // This hold keeps the session of the request alive.
-    let ttl = Duration::from_secs(3);
+    let ttl = Duration::from_secs(6);
     let stays = far.lock("stays").ttl(ttl).await.unwrap();
     let guard = near.lock("a").await.unwrap();
     other.refuse(false).unwrap();
@@ -421,9 +426,9 @@ async fn a_late_request_of_a_client_that_gave_up_leaves_no_orphan() {
 async fn each_claim_has_its_own_ttl() {
     let etcd = Etcd::start().unwrap();
     let one = client(&etcd).await;
-    let short = one.lock("a").ttl(Duration::from_secs(1)).await.unwrap();
+    let short = one.lock("a").ttl(Duration::from_secs(3)).await.unwrap();
     let long = one.lock("b").ttl(Duration::from_secs(60)).await.unwrap();
-    assert!(short.remaining() <= Duration::from_secs(1));
+    assert!(short.remaining() <= Duration::from_secs(3));
     assert!(long.remaining() > Duration::from_secs(55));
     let error = one
         .lock("c")
@@ -444,7 +449,7 @@ async fn each_claim_has_its_own_ttl() {
 async fn a_waiter_that_gave_up_without_an_answer_leaves_the_queue() {
     let etcd = Etcd::start().unwrap();
     let proxy = Proxy::start(etcd.port(0)).unwrap();
-    let options = "response-timeout=300ms&claim-window=10s";
+    let options = "response-timeout=1500ms&claim-window=10s";
     let url = format!("{}?{options}", etcd.url_at(&[proxy.port()]));
     let (far, near) = (fencelock::connect(&url).await.unwrap(), client(&etcd).await);
     let guard = near.lock("a").await.unwrap();
@@ -456,7 +461,7 @@ async fn a_waiter_that_gave_up_without_an_answer_leaves_the_queue() {
     proxy.both(Flow::Hold);
     waiting.abort();
     // Longer than its ttl, during which the client repeats the withdrawal; shorter than its session.
-    sleep(Duration::from_millis(2500)).await;
+    sleep(Duration::from_millis(4500)).await;
     proxy.both(Flow::Pass);
     proxy.reset();
     crate::waiters(&near, "a", 0).await;

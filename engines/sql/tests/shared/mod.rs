@@ -68,6 +68,25 @@ pub(crate) async fn hand_over(
     (begun.elapsed(), next)
 }
 
+/// Hands over up to four times, until the waiter takes less than `limit`. A busy machine may be too slow once, but a waiter
+/// that nobody wakes is too slow each time.
+pub(crate) async fn hand_over_within(
+    limit: Duration,
+    what: &str,
+    mut hand_over: impl AsyncFnMut() -> (Duration, Guard),
+) -> Guard {
+    let mut all = Vec::new();
+    for _ in 0..4 {
+        let (took, next) = hand_over().await;
+        if took < limit {
+            return next;
+        }
+        next.release().await.unwrap();
+        all.push(took);
+    }
+    panic!("{what}: {all:?}");
+}
+
 pub(crate) async fn token_of(client: &Client, name: &str) -> Token {
     let guard = take(client, name).await;
     let token = guard.token();
@@ -110,6 +129,6 @@ pub(crate) async fn a_vanished_holder_expires(
     let next = take(client, name).await;
     let waited = begun.elapsed();
     assert!(waited >= ttl, "{waited:?}");
-    assert!(waited < ttl + Duration::from_secs(4), "{waited:?}");
+    assert!(waited < ttl + Duration::from_secs(15), "{waited:?}");
     assert!(next.token() > token);
 }

@@ -313,7 +313,7 @@ async fn a_file_that_stays_locked_is_waited_for_and_then_reported() {
         text.contains("taking lock job") && text.contains(&path),
         "{text}"
     );
-    let bounds = Duration::from_millis(300)..Duration::from_millis(1500);
+    let bounds = Duration::from_millis(300)..Duration::from_secs(4);
     assert!(bounds.contains(&waited), "{waited:?}");
     // Reading needs no lock on the file.
     assert!(

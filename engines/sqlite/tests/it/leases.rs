@@ -165,12 +165,13 @@ async fn a_release_after_the_lease_says_so() {
 async fn the_lock_delay_runs_after_a_loss_only() {
     let directory = Directory::new();
     let (a, b) = (directory.open().await, directory.open().await);
-    let delayed = || lasting(100, claim("job")).lock_delay(Duration::from_millis(300));
+    let delay = Duration::from_secs(2);
+    let delayed = || lasting(100, claim("job")).lock_delay(delay);
     let lost = delayed();
     let grant = held(&a, &lost).await;
-    let next = delayed();
+    let next = delayed().ttl(Duration::from_secs(30));
     let after = acquire(&b, &next).await;
-    assert!(now() >= grant.counted_from + Duration::from_millis(400));
+    assert!(now() >= grant.counted_from + grant.lease + delay);
 
     // After a release the lock is free at once.
     let released = b.withdraw(&next, Leave::Release).await.unwrap();
@@ -191,7 +192,7 @@ async fn the_lock_delay_runs_after_a_loss_only() {
     acquire(&b, &claim("job")).await;
     let waited = now().since(abandoned_at);
     assert!(
-        waited >= Duration::from_millis(300) && waited < Duration::from_secs(10),
+        waited >= delay && waited < Duration::from_secs(10),
         "{waited:?}"
     );
 }

@@ -12,10 +12,9 @@ use crate::{connect, soon, until, wait_in_queue};
 /// A client behind a proxy, and one without.
 async fn far_and_near(server: &ZooKeeper) -> (Proxy, Client, Client) {
     let proxy = Proxy::start(server.port()).unwrap();
-    let url = format!(
-        "zookeeper://127.0.0.1:{}?response-timeout=300ms",
-        proxy.port()
-    );
+    // Sessions that outlast the silence in these tests.
+    let options = "response-timeout=1500ms&claim-window=30s";
+    let url = format!("zookeeper://127.0.0.1:{}?{options}", proxy.port());
     (proxy, connect(&url).await, connect(&server.url()).await)
 }
 
@@ -105,7 +104,7 @@ async fn a_waiter_that_gave_up_before_its_node_was_confirmed_leaves_none() {
     far.lock("a").await.unwrap().release().await.unwrap();
     let guard = near.lock("a").await.unwrap();
     proxy.answers(Flow::Lose);
-    let acquire = far.lock("a").timeout(Duration::from_secs(1));
+    let acquire = far.lock("a").timeout(Duration::from_secs(4));
     let waiting = tokio::spawn(acquire.into_future());
     until("it waits", async || {
         near.look("a").await.unwrap().waiters.len() == 1

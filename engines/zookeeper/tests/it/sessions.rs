@@ -12,11 +12,11 @@ use crate::{connect, renewed, soon, until, wait_in_queue};
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hold_moves_to_a_longer_session_and_keeps_its_place() {
     let server = ZooKeeper::start().unwrap();
-    let url = format!("{}?claim-window=1500ms", server.url());
+    let url = format!("{}?claim-window=4s", server.url());
     let (one, two) = (connect(&url).await, connect(&url).await);
     let guard = one.lock("a").ttl(Duration::from_secs(20)).await.unwrap();
     let young = guard.remaining();
-    assert!(young <= Duration::from_secs(1), "{young:?}");
+    assert!(young <= Duration::from_secs(3), "{young:?}");
     let waiter = wait_in_queue(&two, "a", false, 1).await;
     renewed(&guard).await;
     assert!(
@@ -36,7 +36,7 @@ async fn a_hold_moves_to_a_longer_session_and_keeps_its_place() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_ttl_beyond_the_servers_sessions_is_kept_up_by_renewals() {
     let server = ZooKeeper::builder()
-        .sessions(Duration::from_secs(1), Duration::from_secs(3))
+        .sessions(Duration::from_secs(1), Duration::from_millis(4500))
         .start()
         .unwrap();
     let (one, two) = (connect(&server.url()).await, connect(&server.url()).await);
@@ -44,7 +44,7 @@ async fn a_ttl_beyond_the_servers_sessions_is_kept_up_by_renewals() {
     assert!(
         limits
             .iter()
-            .any(|limit| limit.what.contains("2s") && limit.change.contains("maxSessionTimeout")),
+            .any(|limit| limit.what.contains("3s") && limit.change.contains("maxSessionTimeout")),
         "{limits:?}"
     );
     let guard = one.lock("a").ttl(Duration::from_secs(60)).await.unwrap();
@@ -52,7 +52,7 @@ async fn a_ttl_beyond_the_servers_sessions_is_kept_up_by_renewals() {
     let waiter = wait_in_queue(&two, "a", false, 1).await;
     while begun.elapsed() < Duration::from_secs(5) {
         renewed(&guard).await;
-        assert!(guard.is_valid() && guard.remaining() <= Duration::from_secs(2));
+        assert!(guard.is_valid() && guard.remaining() <= Duration::from_secs(3));
     }
     assert!(!waiter.is_finished());
     // The hold is lost at the time of the promises, not after its ttl.
@@ -60,7 +60,7 @@ async fn a_ttl_beyond_the_servers_sessions_is_kept_up_by_renewals() {
     let paused = Instant::now();
     soon("the loss", guard.lost()).await;
     assert!(
-        paused.elapsed() < Duration::from_millis(2500),
+        paused.elapsed() < Duration::from_secs(15),
         "{:?}",
         paused.elapsed()
     );
@@ -69,7 +69,7 @@ async fn a_ttl_beyond_the_servers_sessions_is_kept_up_by_renewals() {
     drop(soon("the waiter's turn", waiter).await.unwrap());
     let error = one
         .lock("b")
-        .lock_delay(Duration::from_secs(2))
+        .lock_delay(Duration::from_secs(3))
         .await
         .unwrap_err();
     assert!(matches!(error, Error::Invalid { .. }), "{error:?}");
@@ -93,12 +93,12 @@ async fn sixteen_lengths(client: &Client, ttl: Duration, renew: bool) -> Vec<Gua
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hold_longer_than_sixteen_others_is_renewed() {
     let server = ZooKeeper::start().unwrap();
-    let client = connect(&format!("{}?claim-window=1500ms", server.url())).await;
-    let _others = sixteen_lengths(&client, Duration::from_millis(700), false).await;
-    let ttl = Duration::from_secs(2);
+    let client = connect(&format!("{}?claim-window=4s", server.url())).await;
+    let _others = sixteen_lengths(&client, Duration::from_secs(2), false).await;
+    let ttl = Duration::from_secs(4);
     let guard = client.lock("a").ttl(ttl).await.unwrap();
     let begun = Instant::now();
-    while begun.elapsed() < ttl * 2 {
+    while begun.elapsed() < ttl * 3 / 2 {
         renewed(&guard).await;
         assert!(guard.is_valid());
     }
@@ -111,12 +111,13 @@ async fn a_hold_longer_than_sixteen_others_is_renewed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn unused_sessions_are_closed() {
     let server = ZooKeeper::start().unwrap();
-    let client = connect(&format!("{}?claim-window=1500ms", server.url())).await;
-    let mut others = sixteen_lengths(&client, Duration::from_secs(2), true).await;
+    let client = connect(&format!("{}?claim-window=4s", server.url())).await;
+    let mut others = sixteen_lengths(&client, Duration::from_secs(3), true).await;
     let used = others.pop().unwrap();
     for other in others {
         other.release().await.unwrap();
     }
+    // None of those sessions is long enough for this hold.
     let ttl = Duration::from_secs(4);
     let guard = client.lock("a").ttl(ttl).await.unwrap();
     renewed(&guard).await;
@@ -231,7 +232,7 @@ async fn a_hold_whose_session_ends_is_lost_before_the_next_grant() {
     let proxy = Proxy::start(server.port()).unwrap();
     let near = connect(&server.url()).await;
     let far = connect(&format!("zookeeper://127.0.0.1:{}", proxy.port())).await;
-    let guard = far.lock("a").ttl(Duration::from_secs(1)).await.unwrap();
+    let guard = far.lock("a").ttl(Duration::from_secs(3)).await.unwrap();
     let waiter = wait_in_queue(&near, "a", false, 1).await;
     renewed(&guard).await;
     // A half-open connection: the servers receive nothing, and the client still receives what they sent before.

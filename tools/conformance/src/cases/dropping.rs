@@ -1,6 +1,7 @@
 //! A drop at any moment leaves neither a lock nor a place in the queue.
 
 use std::future::{Future, poll_fn};
+use std::iter::once;
 use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
@@ -75,42 +76,64 @@ async fn spin(time: Duration) {
     }
 }
 
-/// The lock is free, or becomes free before a lease or a claim window could end.
-async fn is_free(ctx: &Ctx, client: &Client, name: &str, stop: Stop) {
+/// How long it takes until the lock is free.
+async fn free_after(client: &Client, name: &str) -> Duration {
     let begin = Instant::now();
     let guard = soon("the lock after a dropped future", client.lock(name))
         .await
         .unwrap();
     let took = begin.elapsed();
-    assert!(took < ctx.at_once(), "{stop:?}: free only after {took:?}");
     guard.release().await.unwrap();
+    took
+}
+
+/// Runs rounds that return how long the lock was not free. It must be free before a lease or a claim window could end.
+/// A busy machine may be late a few times. What a drop left behind delays the same round each time, or many rounds.
+async fn each_is_free_at_once(
+    ctx: &Ctx,
+    stops: impl Iterator<Item = Stop>,
+    mut round: impl AsyncFnMut(Stop) -> Duration,
+) {
+    let mut late = Vec::new();
+    for stop in stops {
+        for again in 0.. {
+            let took = round(stop).await;
+            if took < ctx.at_once() {
+                break;
+            }
+            late.push((stop, took));
+            assert!(again < 2 && late.len() < 6, "free only late: {late:?}");
+        }
+    }
 }
 
 async fn a_request_dropped_at_any_moment(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
-    for stop in stops() {
+    each_is_free_at_once(&ctx, stops(), async |stop| {
         drop(stopped(stop, one.lock(&name).into_future()).await);
-        is_free(&ctx, &two, &name, stop).await;
+        let first = free_after(&two, &name).await;
         drop(stopped(stop, one.try_lock(&name).into_future()).await);
-        is_free(&ctx, &two, &name, stop).await;
-    }
+        first.max(free_after(&two, &name).await)
+    })
+    .await;
     ctx.await_nothing_left().await;
 }
 
 async fn a_wait_dropped_at_any_moment(ctx: Ctx) {
     let (one, two, three) = (ctx.client().await, ctx.client().await, ctx.client().await);
     let name = ctx.name();
-    for stop in stops() {
+    each_is_free_at_once(&ctx, stops(), async |stop| {
         let guard = take(&one, &name).await;
         let before = stopped(stop, two.lock(&name).into_future()).await;
         assert!(before.is_none(), "{stop:?}: {before:?}");
         // The release may come while the waiter is leaving the queue: the store hands the lock over to a waiter that
         // has gone.
         guard.release().await.unwrap();
-        is_free(&ctx, &three, &name, stop).await;
-    }
+        free_after(&three, &name).await
+    })
+    .await;
     // Dropped while the lock is being handed over.
-    for stop in stops() {
+    each_is_free_at_once(&ctx, stops(), async |stop| {
         let guard = take(&one, &name).await;
         let waiter = wait_for(&two, &name);
         ctx.await_queued(&one, &name, 1).await;
@@ -120,22 +143,24 @@ async fn a_wait_dropped_at_any_moment(ctx: Ctx) {
         // Ended by now. If the waiter got a guard, it is dropped here.
         drop(waiter.await);
         soon("the release", released).await.unwrap().unwrap();
-        is_free(&ctx, &three, &name, stop).await;
-    }
+        free_after(&three, &name).await
+    })
+    .await;
     ctx.await_nothing_left().await;
 }
 
 async fn a_release_dropped_at_any_moment(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
-    for stop in stops() {
+    each_is_free_at_once(&ctx, stops(), async |stop| {
         let guard = take(&one, &name).await;
         let released = stopped(stop, guard.release()).await;
         assert!(
             matches!(released, None | Some(Ok(Release::Released))),
             "{released:?}"
         );
-        is_free(&ctx, &two, &name, stop).await;
-    }
+        free_after(&two, &name).await
+    })
+    .await;
     ctx.await_nothing_left().await;
 }
 
@@ -144,54 +169,60 @@ async fn everything_dropped_over_a_slow_network(ctx: Ctx) {
     let (far, near, name) = (ctx.proxied().await, ctx.client().await, ctx.name());
     let delay = Duration::from_millis(6);
     ctx.server().proxy().both(Flow::Delay(delay));
-    for step in 0..14 {
-        let moment = Stop::After(delay * step / 3);
+    let moments = (0..14).map(|step| Stop::After(delay * step / 3));
+    each_is_free_at_once(&ctx, moments, async |moment| {
         drop(stopped(moment, far.lock(&name).into_future()).await);
-        is_free(&ctx, &near, &name, moment).await;
+        let mut took = free_after(&near, &name).await;
         drop(stopped(moment, far.try_lock(&name).recorded().into_future()).await);
-        is_free(&ctx, &near, &name, moment).await;
+        took = took.max(free_after(&near, &name).await);
         let guard = take(&near, &name).await;
         drop(stopped(moment, far.lock(&name).into_future()).await);
         guard.release().await.unwrap();
-        is_free(&ctx, &near, &name, moment).await;
+        took = took.max(free_after(&near, &name).await);
         let guard = take(&far, &name).await;
         drop(stopped(moment, guard.sequencer()).await);
         drop(stopped(moment, guard.refresh(Duration::from_secs(30))).await);
         drop(stopped(moment, guard.release()).await);
-        is_free(&ctx, &near, &name, moment).await;
-    }
+        took.max(free_after(&near, &name).await)
+    })
+    .await;
     ctx.await_nothing_left().await;
 }
 
 async fn a_dropped_guard_releases(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
-    let guard = take(&one, &name).await;
-    let waiter = wait_for(&two, &name);
-    ctx.await_queued(&one, &name, 1).await;
-    let begin = Instant::now();
-    drop(guard);
-    let next = got("the waiter after a drop", waiter).await;
-    assert!(begin.elapsed() < ctx.at_once());
-    drop(next);
+    each_is_free_at_once(&ctx, once(Stop::Polls(0)), async |_| {
+        let guard = take(&one, &name).await;
+        let waiter = wait_for(&two, &name);
+        ctx.await_queued(&one, &name, 1).await;
+        let begin = Instant::now();
+        drop(guard);
+        drop(got("the waiter after a drop", waiter).await);
+        begin.elapsed()
+    })
+    .await;
     ctx.await_nothing_left().await;
 }
 
 async fn a_with_dropped_in_its_body(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
-    let (entered, inside) = tokio::sync::oneshot::channel();
-    let body = {
-        let (one, name) = (one.clone(), name.clone());
-        tokio::spawn(async move {
-            one.with(&name, |_held| async {
-                entered.send(()).unwrap();
-                std::future::pending::<()>().await;
+    each_is_free_at_once(&ctx, once(Stop::Polls(0)), async |_| {
+        let (entered, inside) = tokio::sync::oneshot::channel();
+        let body = {
+            let (one, name) = (one.clone(), name.clone());
+            tokio::spawn(async move {
+                one.with(&name, |_held| async {
+                    entered.send(()).unwrap();
+                    std::future::pending::<()>().await;
+                })
+                .await
             })
-            .await
-        })
-    };
-    soon("the body begins", inside).await.unwrap();
-    body.abort();
-    is_free(&ctx, &two, &name, Stop::Polls(0)).await;
+        };
+        soon("the body begins", inside).await.unwrap();
+        body.abort();
+        free_after(&two, &name).await
+    })
+    .await;
     let seven = one
         .with(&name, |held| async move { held.is_valid().then_some(7) })
         .await;
@@ -201,22 +232,25 @@ async fn a_with_dropped_in_its_body(ctx: Ctx) {
 
 async fn a_panic_in_a_body_releases(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
-    let body = {
-        let name = name.clone();
-        tokio::spawn(async move {
-            one.with(&name, |_held| async {
-                // Without the message that a panic prints.
-                std::panic::resume_unwind(Box::new("out of the body"));
+    each_is_free_at_once(&ctx, once(Stop::Polls(0)), async |_| {
+        let body = {
+            let (one, name) = (one.clone(), name.clone());
+            tokio::spawn(async move {
+                one.with(&name, |_held| async {
+                    // Without the message that a panic prints.
+                    std::panic::resume_unwind(Box::new("out of the body"));
+                })
+                .await
             })
-            .await
-        })
-    };
-    let ended = soon("the body ends", body).await;
-    assert!(
-        ended.unwrap_err().is_panic(),
-        "the panic must reach the caller"
-    );
-    is_free(&ctx, &two, &name, Stop::Polls(0)).await;
+        };
+        let ended = soon("the body ends", body).await;
+        assert!(
+            ended.unwrap_err().is_panic(),
+            "the panic must reach the caller"
+        );
+        free_after(&two, &name).await
+    })
+    .await;
     ctx.await_nothing_left().await;
 }
 

@@ -8,7 +8,7 @@ use fencelock::{Error, LeaseKind, LossReason, Promises, Release};
 use tokio::time::Instant;
 
 use crate::case::{Case, case};
-use crate::ctx::{Ctx, got, not_for, soon, take, wait_for};
+use crate::ctx::{Ctx, got, soon, take, wait_for};
 
 pub(super) static CASES: &[Case] = &[
     case!(the_longest_hold_ends_in_time),
@@ -30,7 +30,7 @@ fn delays(promises: &Promises) -> bool {
 /// The ttl is long, so that the end of the lease does not free the lock.
 async fn the_longest_hold_ends_in_time(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
-    let most = Duration::from_millis(400);
+    let most = Duration::from_millis(1500);
     let begin = Instant::now();
     let request = one.lock(&name).max_hold(most);
     let guard = soon("the lock", request).await.unwrap();
@@ -40,7 +40,8 @@ async fn the_longest_hold_ends_in_time(ctx: Ctx) {
     let next = got("the next has it", waiter).await;
     let after = begin.elapsed();
     assert!(after >= most, "after {after:?}");
-    assert!(after < most + ctx.at_once(), "only after {after:?}");
+    let latest = most + Duration::from_secs(10);
+    assert!(after < latest, "only after {after:?}");
     assert_eq!(guard.release().await.unwrap(), Release::AlreadyExpired);
     assert!(next.is_valid());
     next.release().await.unwrap();
@@ -49,14 +50,17 @@ async fn the_longest_hold_ends_in_time(ctx: Ctx) {
 
 async fn an_unhealthy_holder_loses_the_lock(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
-    let ttl = ctx.ttl(300);
+    let ttl = ctx.ttl(2000);
     let healthy = Arc::new(AtomicBool::new(true));
     let asked = Arc::clone(&healthy);
     let request = one.lock(&name).ttl(ttl);
     let request = request.healthy(move || asked.load(Ordering::SeqCst));
     let guard = soon("the lock", request).await.unwrap();
     let other = take(&one, &format!("{name}/other")).await;
-    not_for("a loss while it is healthy", ttl * 3, guard.lost()).await;
+    for _ in 0..2 {
+        soon("a renewal while it is healthy", guard.prolonged()).await;
+    }
+    assert!(guard.is_valid());
     healthy.store(false, Ordering::SeqCst);
     let waiter = wait_for(&two, &name);
     let why = soon("the loss", guard.lost()).await;
@@ -89,9 +93,9 @@ async fn an_unhealthy_holder_leaves_its_lock_delay(ctx: Ctx) {
 
 async fn at_least_keeps_a_lock_after_its_release(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
-    let at_least = ctx.ttl(1500);
+    let at_least = ctx.ttl(2500);
     // Times longer and shorter than the ttl, by a client that stays and by one that does not.
-    for (ttl, stays) in [(ctx.ttl(10_000), true), (ctx.ttl(300), false)] {
+    for (ttl, stays) in [(ctx.ttl(10_000), true), (ctx.ttl(1500), false)] {
         let begin = Instant::now();
         let client = ctx.client().await;
         let request = client.lock(&name).ttl(ttl).at_least(at_least);
@@ -108,7 +112,8 @@ async fn at_least_keeps_a_lock_after_its_release(ctx: Ctx) {
         let next = got("the lock after that time", wait_for(&two, &name)).await;
         let (from_begin, from_grant) = (begin.elapsed(), granted.elapsed());
         assert!(from_begin >= at_least, "free after {from_begin:?}");
-        let most = at_least + ctx.at_once();
+        // Less than the longer ttl.
+        let most = at_least + Duration::from_secs(5);
         assert!(from_grant < most, "free only after {from_grant:?}");
         assert_eq!(next.release().await.unwrap(), Release::Released);
     }

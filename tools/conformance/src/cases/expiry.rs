@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fencelock::{Clock, Error, Promises, Release};
+use fencelock::{Client, Clock, Error, Promises, Release};
 use tokio::time::Instant;
 
 use crate::case::{Case, case};
@@ -91,28 +91,42 @@ async fn a_release_says_what_it_found(ctx: Ctx) {
 }
 
 async fn a_lock_delay_follows_a_loss(ctx: Ctx) {
-    let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
-    let (ttl, delay) = (ctx.ttl(200), Duration::from_millis(600));
+    let clients = [&ctx.client().await, &ctx.client().await];
+    let (name, ttl) = (ctx.name(), ctx.ttl(200));
     // With and without a waiter: no claim is granted before ttl and lock-delay are over.
     for in_line in [false, true] {
-        let begin = Instant::now();
-        let request = one.lock(&name).ttl(ttl).lock_delay(delay).renew(false);
-        let guard = request.await.unwrap();
-        let waiter = in_line.then(|| wait_for(&two, &name));
-        soon("its end", guard.lost()).await;
-        assert!(
-            begin.elapsed() <= ttl + delay,
-            "the machine is too slow for this case"
-        );
-        // The holder disappears.
-        std::mem::forget(guard);
-        let waiter = waiter.unwrap_or_else(|| wait_for(&two, &name));
-        let next = got("the lock after the lock-delay", waiter).await;
-        let waited = begin.elapsed();
-        assert!(waited >= ttl + delay, "had after {waited:?}");
-        next.release().await.unwrap();
+        let mut rounds = 1;
+        // A round shows nothing if the loss is noticed too late.
+        while !a_lock_delay_keeps_out(clients, &name, ttl, in_line).await {
+            assert!(rounds < 5, "the machine is too slow for this case");
+            rounds += 1;
+        }
     }
     ctx.await_nothing_left().await;
+}
+
+/// Returns whether the loss was noticed before the end of the lock-delay.
+async fn a_lock_delay_keeps_out(
+    [one, two]: [&Client; 2],
+    name: &str,
+    ttl: Duration,
+    in_line: bool,
+) -> bool {
+    let delay = Duration::from_millis(600);
+    let begin = Instant::now();
+    let request = one.lock(name).ttl(ttl).lock_delay(delay).renew(false);
+    let guard = request.await.unwrap();
+    let waiter = in_line.then(|| wait_for(two, name));
+    soon("its end", guard.lost()).await;
+    let in_time = begin.elapsed() <= ttl + delay;
+    // The holder disappears.
+    std::mem::forget(guard);
+    let waiter = waiter.unwrap_or_else(|| wait_for(two, name));
+    let next = got("the lock after the lock-delay", waiter).await;
+    let waited = begin.elapsed();
+    assert!(waited >= ttl + delay, "had after {waited:?}");
+    next.release().await.unwrap();
+    in_time
 }
 
 async fn a_release_needs_no_lock_delay(ctx: Ctx) {

@@ -61,7 +61,7 @@ async fn a_cut_holder_knows_before_the_next_is_granted(ctx: Ctx) {
     let (cut, near, name) = (ctx.proxied().await, ctx.client().await, ctx.name());
     let proxy = ctx.server().proxy();
     for flow in [Flow::Hold, Flow::Lose] {
-        let guard = soon("the lock", cut.lock(&name).ttl(ctx.ttl(900)))
+        let guard = soon("the lock", cut.lock(&name).ttl(ctx.ttl(2000)))
             .await
             .unwrap();
         let waiter = wait_for(&near, &name);
@@ -90,7 +90,22 @@ async fn a_cut_holder_knows_before_the_next_is_granted(ctx: Ctx) {
 }
 
 async fn a_hung_server_ends_validity_in_time(ctx: Ctx) {
-    let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
+    let clients = [&ctx.client().await, &ctx.client().await];
+    let mut late: Vec<Duration> = Vec::new();
+    // A busy machine may wake the holder late once, but not each time.
+    while late
+        .last()
+        .is_none_or(|late| *late >= Duration::from_millis(500))
+    {
+        assert!(late.len() < 3, "told {late:?} after the end of validity");
+        late.push(told_of_a_hung_server(&ctx, clients).await);
+    }
+    ctx.await_nothing_left().await;
+}
+
+/// How long after the end of its validity a holder knows of it while the server hangs.
+async fn told_of_a_hung_server(ctx: &Ctx, [one, two]: [&Client; 2]) -> Duration {
+    let name = ctx.name();
     let guard = soon("the lock", one.lock(&name).ttl(ctx.ttl(900)))
         .await
         .unwrap();
@@ -99,20 +114,16 @@ async fn a_hung_server_ends_validity_in_time(ctx: Ctx) {
     let heard = Clock::Boot.now();
     assert!(!guard.is_valid());
     let late = heard.since(guard.valid_until());
-    assert!(
-        late < Duration::from_millis(500),
-        "told {late:?} after the end of validity"
-    );
     ctx.server().resume().unwrap();
-    let next = got("the lock when the server is back", wait_for(&two, &name)).await;
+    let next = got("the lock when the server is back", wait_for(two, &name)).await;
     assert!(next.token() > guard.token());
     drop(guard);
     let other = format!("{name}/other");
-    let again = got("the other client is back, too", wait_for(&one, &other)).await;
+    let again = got("the other client is back, too", wait_for(one, &other)).await;
     assert!(next.is_valid());
     again.release().await.unwrap();
     next.release().await.unwrap();
-    ctx.await_nothing_left().await;
+    late
 }
 
 /// The server renews the hold in time, but its answer arrives after the client has given up.
@@ -261,12 +272,14 @@ async fn know_the_store(client: &Client, name: &str) {
 }
 
 /// Requests a lock with a wait, in a task of its own. Without a wait some engines would look at the lock first.
-fn ask(client: &Client, name: &str, ttl: Duration) -> JoinHandle<Result<Guard>> {
+fn ask(
+    client: &Client,
+    name: &str,
+    ttl: Duration,
+    patience: Duration,
+) -> JoinHandle<Result<Guard>> {
     let (client, name) = (client.clone(), name.to_owned());
-    tokio::spawn(async move {
-        let request = client.lock(&name).timeout(Duration::from_secs(1));
-        request.ttl(ttl).await
-    })
+    tokio::spawn(async move { client.lock(&name).timeout(patience).ttl(ttl).await })
 }
 
 /// The server grants the lock, and the answer is lost.
@@ -275,13 +288,14 @@ async fn a_grant_whose_answer_is_lost_is_undone(ctx: Ctx) {
     // The names are in one slot of a cluster.
     let name = format!("{{{}}}", ctx.name());
     let proxy = ctx.server().proxy();
-    // The client connects first, because only one second is left in which it can see the grant.
+    // The client connects first: it can see the grant only until the other client gives up.
+    let patience = Duration::from_millis(2500);
     near.look(&name).await.unwrap();
     for (round, flow) in [Flow::Hold, Flow::Lose].into_iter().enumerate() {
         know_the_store(&far, &name).await;
         let name = format!("{name}/{round}");
         proxy.answers(flow);
-        let asked = ask(&far, &name, ctx.ttl(30_000));
+        let asked = ask(&far, &name, ctx.ttl(30_000), patience);
         // A hold that is bound to a connection is recorded only after its holder knows of it.
         if outlives_connections(ctx.promises()) {
             until("the server granted it", async || {
@@ -300,7 +314,7 @@ async fn a_grant_whose_answer_is_lost_is_undone(ctx: Ctx) {
         )
         .await;
         let took = begin.elapsed();
-        assert!(took < Duration::from_secs(10), "free only after {took:?}");
+        assert!(took < Duration::from_secs(20), "free only after {took:?}");
         guard.release().await.unwrap();
     }
     ctx.await_nothing_left().await;
@@ -349,7 +363,7 @@ async fn requests_that_come_late_hold_nothing(ctx: Ctx) {
     know_the_store(&far, &name).await;
     proxy.requests(Flow::Hold);
     let ttl = ctx.ttl(2000);
-    let asked = ask(&far, &name, ttl);
+    let asked = ask(&far, &name, ttl, Duration::from_secs(1));
     let error = soon("an error", asked).await.unwrap().unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
     sleep(Duration::from_millis(500)).await;
@@ -370,7 +384,7 @@ async fn everything_works_over_a_slow_network(ctx: Ctx) {
     ctx.server()
         .proxy()
         .both(Flow::Delay(Duration::from_millis(40)));
-    let guard = soon("the lock", far.lock(&name).ttl(ctx.ttl(2000)))
+    let guard = soon("the lock", far.lock(&name).ttl(ctx.ttl(3000)))
         .await
         .unwrap();
     let waiter = wait_for(&near, &name);

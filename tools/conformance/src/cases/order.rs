@@ -44,10 +44,27 @@ async fn waiters_are_served_in_order(ctx: Ctx) {
     ctx.await_nothing_left().await;
 }
 
-/// Four processes that request the lock again right after their release get the same number of turns.
+/// How many processes compete for turns.
+const WORKERS: usize = 4;
+/// When one of them has had so many turns, all stop.
+const TURNS: usize = 50;
+
+/// Processes that request the lock again right after their release get the same number of turns. A busy machine may cost
+/// one of them its turns once, but not each time.
 async fn waiters_have_equal_shares(ctx: Ctx) {
-    const WORKERS: usize = 4;
-    const TURNS: usize = 50;
+    let mut all = Vec::new();
+    loop {
+        let counts = turns(&ctx).await;
+        if counts.iter().all(|count| count * 10 >= TURNS * 8) {
+            return;
+        }
+        all.push(counts);
+        assert!(all.len() < 3, "{all:?}");
+    }
+}
+
+/// How many turns each of the processes gets.
+async fn turns(ctx: &Ctx) -> Vec<usize> {
     let (holder, name) = (ctx.client().await, ctx.name());
     let guard = take(&holder, &name).await;
     let counts: Arc<[AtomicUsize; WORKERS]> = Arc::default();
@@ -75,28 +92,30 @@ async fn waiters_have_equal_shares(ctx: Ctx) {
     for task in tasks {
         soon("every worker has had its turns", task).await.unwrap();
     }
-    let counts: Vec<usize> = counts
-        .iter()
-        .map(|count| count.load(Ordering::SeqCst))
-        .collect();
-    let least = counts.iter().min().unwrap();
-    assert!(least * 10 >= TURNS * 8, "{counts:?}");
+    let counts = counts.iter().map(|count| count.load(Ordering::SeqCst));
+    counts.collect()
 }
 
 async fn a_waiter_that_goes_away_leaves_the_queue(ctx: Ctx) {
     let (holder, name) = (ctx.client().await, ctx.name());
-    let guard = take(&holder, &name).await;
-    let first = wait_for(&ctx.client().await, &name);
-    ctx.await_queued(&holder, &name, 1).await;
-    let second = wait_for(&ctx.client().await, &name);
-    ctx.await_queued(&holder, &name, 2).await;
-    let begin = Instant::now();
-    first.abort();
-    ctx.await_queued(&holder, &name, 1).await;
-    guard.release().await.unwrap();
-    let guard = got("the second in the queue is served", second).await;
-    assert!(begin.elapsed() < ctx.at_once(), "{:?}", begin.elapsed());
-    guard.release().await.unwrap();
+    let (one, two) = (ctx.client().await, ctx.client().await);
+    let mut took: Vec<Duration> = Vec::new();
+    // A busy machine may be late once. A place that is kept delays the queue each time.
+    while took.last().is_none_or(|took| *took >= ctx.at_once()) {
+        assert!(took.len() < 3, "{took:?}");
+        let guard = take(&holder, &name).await;
+        let first = wait_for(&one, &name);
+        ctx.await_queued(&holder, &name, 1).await;
+        let second = wait_for(&two, &name);
+        ctx.await_queued(&holder, &name, 2).await;
+        let begin = Instant::now();
+        first.abort();
+        ctx.await_queued(&holder, &name, 1).await;
+        guard.release().await.unwrap();
+        let guard = got("the second in the queue is served", second).await;
+        took.push(begin.elapsed());
+        guard.release().await.unwrap();
+    }
     ctx.await_nothing_left().await;
 }
 

@@ -118,7 +118,8 @@ async fn a_child_process_joins(ctx: Ctx) {
 /// Only the owner renews a joined hold. The child does not believe in it for longer than the store keeps it.
 async fn a_child_is_lost_with_its_owner(ctx: Ctx) {
     let (client, name) = (ctx.client().await, ctx.name());
-    let ttl = ctx.ttl(600);
+    // At least 4/9 of it are left when the child asks again: longer than a busy machine stands still.
+    let ttl = ctx.ttl(2700);
     let mut parent = ctx.remote().await;
     let held = parent.take(Wanted::new(&name, ttl)).await;
     let owner = client.join(held["owner"].as_str().unwrap()).unwrap();
@@ -127,7 +128,7 @@ async fn a_child_is_lost_with_its_owner(ctx: Ctx) {
         .unwrap();
     assert!(child.joined());
     // The owner's renewals keep it for longer than one ttl.
-    tokio::time::sleep(ttl * 2).await;
+    tokio::time::sleep(ttl + Duration::from_millis(300)).await;
     assert!(child.is_valid());
     parent.process().kill9();
     let killed = Instant::now();
@@ -136,7 +137,7 @@ async fn a_child_is_lost_with_its_owner(ctx: Ctx) {
     assert!(!child.is_valid(), "two believe to hold");
     assert!(next.token() > child.token());
     soon("the child learns of it", child.lost()).await;
-    assert!(killed.elapsed() < ttl + Duration::from_secs(5));
+    assert!(killed.elapsed() < ttl + Duration::from_secs(12));
     drop(child);
     assert!(next.is_valid());
     let view = other.look(&name).await.unwrap();
@@ -158,7 +159,8 @@ async fn a_child_soon_learns_of_a_release(ctx: Ctx) {
     let released = Instant::now();
     soon("the child learns of it", child.lost()).await;
     let after = released.elapsed();
-    assert!(after < Duration::from_secs(5), "told after {after:?}");
+    // Its own renewal would come after 20 s.
+    assert!(after < Duration::from_secs(12), "told after {after:?}");
 }
 
 async fn an_owner_of_the_past_joins_nothing(ctx: Ctx) {

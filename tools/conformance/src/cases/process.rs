@@ -241,7 +241,7 @@ async fn close_ends_everything(ctx: Ctx) {
 
 async fn close_leaves_others_alone(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
-    let guard = two.lock(&name).ttl(ctx.ttl(300)).await.unwrap();
+    let guard = two.lock(&name).ttl(ctx.ttl(2000)).await.unwrap();
     soon("closing", one.close()).await.unwrap();
     soon("a renewal", guard.prolonged()).await;
     soon("another renewal", guard.prolonged()).await;

@@ -8,6 +8,7 @@ use fencelock_testbed::{Proxy, Redis, RedisCluster, Result};
 
 use crate::pool::{Lease, Pool};
 use crate::subject::{Passwords, Server, Store, Subject};
+use crate::subjects::redis::response_timeout;
 
 const WRONG: &str = "hunter2-wrong";
 /// Longer than every case. Fail-overs have tests of their own.
@@ -67,7 +68,7 @@ struct Shared(Lease<RedisCluster>);
 #[async_trait]
 impl Store for Shared {
     fn url(&self) -> String {
-        self.0.url()
+        format!("{}?{}", self.0.url(), response_timeout(false))
     }
 
     async fn leftovers(&self) -> Result<u64> {
@@ -91,7 +92,8 @@ impl Own {
 #[async_trait]
 impl Store for Own {
     fn url(&self) -> String {
-        format!("{}?replicas=1", self.cluster().url())
+        let url = self.cluster().url();
+        format!("{url}?replicas=1&{}", response_timeout(true))
     }
 
     async fn leftovers(&self) -> Result<u64> {
@@ -153,7 +155,8 @@ impl Server for Own {
         for (port, proxy) in self.ports.iter().zip(self.proxy.ports()) {
             hosts = hosts.replace(&format!(":{port}"), &format!(":{proxy}"));
         }
-        format!("{hosts}?replicas=1&address-map={}", map.join(","))
+        let (map, timeout) = (map.join(","), response_timeout(true));
+        format!("{hosts}?replicas=1&{timeout}&address-map={map}")
     }
 
     fn password_urls(&self) -> Option<Passwords> {

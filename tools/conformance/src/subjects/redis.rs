@@ -14,6 +14,15 @@ const WRONG: &str = "hunter2-wrong";
 /// The keys whose number does not depend on the number of locks.
 const PERMANENT: [&str; 2] = ["fencelock:counter", "fencelock:record"];
 
+/// How long a request may take: longer than a busy machine stands still. A case with a server of its own stops it for
+/// longer than this.
+pub(super) fn response_timeout(server: bool) -> &'static str {
+    match server {
+        true => "response-timeout=1500ms",
+        false => "response-timeout=5s",
+    }
+}
+
 pub(crate) struct OneRedis;
 
 #[async_trait]
@@ -39,6 +48,7 @@ impl Subject for OneRedis {
             proxy: Proxy::start(redis.port())?,
             port: redis.port(),
             redis: Mutex::new(redis),
+            timeout: response_timeout(server),
         }))
     }
 }
@@ -47,6 +57,7 @@ struct Node {
     redis: Mutex<Redis>,
     port: u16,
     proxy: Proxy,
+    timeout: &'static str,
 }
 
 impl Node {
@@ -58,7 +69,7 @@ impl Node {
 #[async_trait]
 impl Store for Node {
     fn url(&self) -> String {
-        self.redis().url()
+        format!("{}?{}", self.redis().url(), self.timeout)
     }
 
     async fn leftovers(&self) -> Result<u64> {
@@ -104,7 +115,8 @@ impl Server for Node {
     }
 
     fn proxied_url(&self) -> String {
-        self.redis().url_at(self.proxy.port())
+        let url = self.redis().url_at(self.proxy.port());
+        format!("{url}?{}", self.timeout)
     }
 
     fn password_urls(&self) -> Option<Passwords> {

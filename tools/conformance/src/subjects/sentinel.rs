@@ -8,6 +8,7 @@ use fencelock_testbed::{Proxy, RedisSentinel, Result};
 
 use crate::pool::{Lease, Pool};
 use crate::subject::{Passwords, Server, Store, Subject};
+use crate::subjects::redis::response_timeout;
 
 /// The password of every server, so that the cases notice if it is printed.
 const PASSWORD: &str = "hunter2-right";
@@ -47,8 +48,8 @@ impl Subject for Sentinels {
     }
 }
 
-fn url(group: &RedisSentinel) -> String {
-    format!("{}&replicas=2", group.url())
+fn url(group: &RedisSentinel, server: bool) -> String {
+    format!("{}&replicas=2&{}", group.url(), response_timeout(server))
 }
 
 fn leftovers(group: &RedisSentinel) -> Result<u64> {
@@ -65,7 +66,7 @@ struct Shared(Lease<RedisSentinel>);
 #[async_trait]
 impl Store for Shared {
     fn url(&self) -> String {
-        url(&self.0)
+        url(&self.0, false)
     }
 
     async fn leftovers(&self) -> Result<u64> {
@@ -89,7 +90,7 @@ impl Own {
 #[async_trait]
 impl Store for Own {
     fn url(&self) -> String {
-        url(&self.group())
+        url(&self.group(), true)
     }
 
     async fn leftovers(&self) -> Result<u64> {

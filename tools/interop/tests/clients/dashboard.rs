@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use fencelock_testbed::{Dir, Redis, Worker};
 
 use crate::program::installed;
-use crate::service::{PATIENCE, Replica, fencelock};
+use crate::service::{PATIENCE, Replica, fencelock, patient};
 
-/// A hold must be on the page this soon after its grant.
-const SOON: Duration = Duration::from_secs(3);
+/// A hold must be on the page this soon after its grant. The page is read again every two seconds.
+const SOON: Duration = Duration::from_secs(6);
 
 /// The exit code of a command whose lock was lost.
 const LOST: i32 = 75;
@@ -32,7 +32,9 @@ impl Service {
         let file = dir.join("fencelock.toml");
         std::fs::write(&file, format!("{boss_lines}\n{reader_lines}")).expect("written");
         let redis = Redis::start().expect("redis-server");
-        let replica = Replica::start_with(redis.url(), &["--config", &file]);
+        // The page that tells of a lost store must come before its reader gives up.
+        let store = format!("{}?response-timeout=2s", redis.url());
+        let replica = Replica::start_with(store, &["--config", &file]);
         Self {
             redis,
             replica,
@@ -92,7 +94,7 @@ impl Service {
                 "--",
             ])
             .args(["sh", "-c", "echo started; exec sleep 60"])
-            .env("FENCELOCK_STORE", self.redis.url())
+            .env("FENCELOCK_STORE", patient(&self.redis))
             .env_remove("FENCELOCK_OWNER");
         let mut worker = Worker::spawn(&command).expect("fencelock run");
         assert_eq!(worker.line().await.as_deref(), Some("started"));

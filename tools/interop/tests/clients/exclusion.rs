@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tokio::process::Command;
 
 use crate::program::{Hold, Language, Program};
-use crate::service::{Service, assert_nothing_left, fencelock};
+use crate::service::{Service, assert_nothing_left, fencelock, patient};
 
 /// Long enough that each of the many waiters has its turns while replicas are killed, on a busy machine, too.
 const SECONDS: u64 = 12;
@@ -55,7 +55,7 @@ async fn all_languages_exclude_each_other_while_replicas_are_killed() {
     for program in &programs {
         program.tell(&format!("loop {SECONDS} 3000"));
     }
-    let jobs = tokio::spawn(jobs(service.redis.url()));
+    let jobs = tokio::spawn(jobs(patient(&service.redis)));
     let script = tokio::spawn(script(service.urls()));
     let end = Instant::now() + Duration::from_secs(SECONDS);
     let mut killed = 0;

@@ -37,11 +37,13 @@ async fn a_holder_goes_on_at_another_replica(language: Language) {
     let mut service = Service::start();
     let library = service.library().await;
     let mut program = Program::start(language, &service.urls(), "moves").await;
-    let token = program.held("lock 1500 -").await;
+    let token = program.held("lock 3000 -").await;
     // Whichever replica the program used at first, it has moved at least once.
     for replica in 0..2 {
         service.replicas[replica].process().kill9();
-        let early = library.lock("moves").timeout(Duration::from_secs(2)).await;
+        // Longer than the lease.
+        let early = library.lock("moves").timeout(Duration::from_millis(3500));
+        let early = early.await;
         assert!(early.is_err(), "{early:?}");
         assert_eq!(program.ask("valid").await, "true");
         service.replicas[replica].restart();
@@ -80,18 +82,22 @@ async fn a_replica_that_is_about_to_end_is_left(language: Language) {
     let mut service = Service::start();
     let library = service.library().await;
     let mut holder = Program::start(language, &service.urls(), "drained").await;
-    let token = holder.held("lock 1500 -").await;
+    let begun = Instant::now();
+    let token = holder.held("lock 4000 -").await;
     let mut waiter = Program::start(language, &service.urls(), "drained").await;
-    waiter.tell("lock 1500 -");
+    waiter.tell("lock 4000 -");
     await_waiters(&library, "drained", 1).await;
     for replica in 0..2 {
         let process = service.replicas[replica].process();
         process.terminate().expect("it runs");
-        // A quarter of the time that it may take to end.
-        let ended = tokio::task::block_in_place(|| process.wait_for(Duration::from_secs(5)));
+        // Much less than the time that it may take to end.
+        let ended = tokio::task::block_in_place(|| process.wait_for(Duration::from_secs(8)));
         assert!(ended.is_some(), "clients keep it from its end");
         service.replicas[replica].restart();
     }
+    // A lease that was not renewed would be over.
+    let left = Duration::from_millis(4500).saturating_sub(begun.elapsed());
+    holder.assert_silent(left).await;
     assert_eq!(holder.ask("valid").await, "true");
     await_waiters(&library, "drained", 1).await;
     assert_eq!(holder.ask("release").await, "released");
@@ -105,9 +111,9 @@ async fn a_bound_replica_that_dies_takes_its_claims_along(language: Language) {
     // Each replica has one address, so that it is known which replica has the claim.
     let both = [urls([replicas[0].port()]), urls([replicas[1].port()])];
     let mut holder = Program::start(language, &both[0], "bound").await;
-    let token = holder.held("lock 2000 -").await;
+    let token = holder.held("lock 3000 -").await;
     let mut waiter = Program::start(language, &both[1], "bound").await;
-    waiter.tell("lock 2000 -");
+    waiter.tell("lock 3000 -");
     await_waiters(&library, "bound", 1).await;
     replicas[0].process().kill9();
     holder.lost().await;
@@ -117,7 +123,7 @@ async fn a_bound_replica_that_dies_takes_its_claims_along(language: Language) {
     replicas[1].restart();
     waiter.lost().await;
     assert_eq!(waiter.ask("valid").await, "false");
-    assert!(waiter.held("lock 2000 -").await > next);
+    assert!(waiter.held("lock 3000 -").await > next);
     assert_eq!(waiter.ask("release").await, "released");
 }
 
@@ -182,27 +188,28 @@ async fn an_answer_that_is_lost_is_asked_for_again(language: Language) {
 async fn a_renewal_that_is_lost_is_asked_for_again(language: Language) {
     let service = Service::start();
     let library = service.library().await;
-    let mut lost = false;
-    let fronts = Fronts::new(move |request| match request.is_renewal() && !lost {
-        true => {
-            lost = true;
-            Act::LoseAnswer
+    let mut renewals = 0;
+    // The first renewal brings the whole lease. The next one is lost.
+    let fronts = Fronts::new(move |request| {
+        renewals += usize::from(request.is_renewal());
+        match request.is_renewal() && renewals == 2 {
+            true => Act::LoseAnswer,
+            false => Act::Pass,
         }
-        false => Act::Pass,
     });
     let ports = fronts.before_each(&service.replicas).await;
     let addresses = urls(ports.iter().map(fencelock_testbed::Port::number));
     let mut program = Program::start(language, &addresses, "renewed").await;
-    program.held("lock 2000 -").await;
+    program.held("lock 4000 -").await;
     let early = library
         .lock("renewed")
-        .timeout(Duration::from_secs(4))
+        .timeout(Duration::from_secs(6))
         .await;
     assert!(early.is_err(), "{early:?}");
     assert_eq!(program.ask("valid").await, "true");
-    let renewals = await_requests(&fronts, 2, Request::is_renewal).await;
+    let renewals = await_requests(&fronts, 3, Request::is_renewal).await;
     assert_ne!(
-        renewals[0].port, renewals[1].port,
+        renewals[1].port, renewals[2].port,
         "it asked the same replica again"
     );
     assert_eq!(program.ask("release").await, "released");
@@ -273,9 +280,9 @@ async fn a_blocked_program_does_not_believe(language: Language) {
     let service = Service::start();
     let library = service.library().await;
     let mut program = Program::start(language, &service.urls(), "blocked").await;
-    program.held("lock 1000 -").await;
+    program.held("lock 2000 -").await;
     // The timer that reports the loss is blocked, too.
-    program.tell("block 2600");
+    program.tell("block 4000");
     let guard = library.lock("blocked").await.expect("granted");
     assert_eq!(program.line("valid").await, "false");
     program.lost().await;
@@ -287,7 +294,7 @@ async fn a_lost_hold_stays_lost(language: Language) {
     let service = Service::start();
     let library = service.library().await;
     let mut program = Program::start(language, &service.urls(), "evicted").await;
-    let token = program.held("lock 900 -").await;
+    let token = program.held("lock 4000 -").await;
     let token = fencelock::Token(token);
     let evicted = library
         .evict("evicted", token, fencelock::engine::Evict::Release)
@@ -297,7 +304,7 @@ async fn a_lost_hold_stays_lost(language: Language) {
     program.lost().await;
     assert_eq!(program.ask("valid").await, "false");
     assert_ne!(program.ask("release").await, "released");
-    program.held("lock 900 0").await;
+    program.held("lock 4000 0").await;
     assert_eq!(program.ask("release").await, "released");
 }
 

@@ -27,16 +27,17 @@ async fn an_unavailable_store_is_asked_again(language: Language) {
     let fronts = Fronts::new(move |request| match request.is_put() && refused < 3 {
         true => {
             refused += 1;
-            Act::Answer(problem(503, "unavailable", "", "Retry-After: 1\r\n"))
+            Act::Answer(problem(503, "unavailable", "", "Retry-After: 5\r\n"))
         }
         false => Act::Pass,
     });
     let port = fronts.before(service.replicas[0].port()).await;
     let mut program = Program::start(language, &urls([port.number()]), "unavailable").await;
     let begun = Instant::now();
-    program.held("lock 5000 3000").await;
+    program.held("lock 5000 30000").await;
+    // Not even one pause as long as the answers say.
     assert!(
-        begun.elapsed() < Duration::from_secs(2),
+        begun.elapsed() < Duration::from_secs(4),
         "{:?}",
         begun.elapsed()
     );
@@ -131,8 +132,9 @@ async fn a_bound_claim_that_has_ended_is_replaced_by_a_new_one(language: Languag
     });
     let port = fronts.before(service.replicas[0].port()).await;
     let mut program = Program::start(language, &urls([port.number()]), "ended").await;
-    program.held("lock 600 -").await;
-    program.assert_silent(Duration::from_millis(700)).await;
+    program.held("lock 3000 -").await;
+    // Until it has renewed the lock.
+    program.assert_silent(Duration::from_millis(2500)).await;
     assert_eq!(program.ask("release").await, "released");
     let puts = puts(&fronts);
     assert_eq!(puts.len(), 2);

@@ -94,7 +94,16 @@ impl Replica {
     }
 }
 
+/// The URL of this server. The usual timeout of an answer is short for a machine that stands still for a moment.
+pub(crate) fn patient(redis: &Redis) -> String {
+    format!("{}?response-timeout=5s", redis.url())
+}
+
 fn serve(store: &str, port: u16, options: &[String]) -> Process {
+    let store = match store.starts_with("redis:") && !store.contains('?') {
+        true => format!("{store}?response-timeout=5s"),
+        false => store.to_owned(),
+    };
     let mut command = Command::new(fencelock());
     command
         .args([
@@ -102,7 +111,7 @@ fn serve(store: &str, port: u16, options: &[String]) -> Process {
             "--purpose",
             "efficiency",
             "--store",
-            store,
+            &store,
             "--listen",
         ])
         .arg(format!("127.0.0.1:{port}"))
@@ -130,7 +139,7 @@ impl Service {
 
     /// A client of the library on the same locks, without the service.
     pub(crate) async fn library(&self) -> Client {
-        fencelock::connect(self.redis.url())
+        fencelock::connect(patient(&self.redis))
             .await
             .expect("connects")
     }

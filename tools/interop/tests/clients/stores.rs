@@ -8,7 +8,7 @@ use fencelock_testbed::Redis;
 use crate::for_each_client;
 use crate::front::{Act, Fronts, Request};
 use crate::program::{Language, Program};
-use crate::service::{Replica, Service, assert_nothing_left, urls};
+use crate::service::{Replica, Service, assert_nothing_left, patient, urls};
 
 for_each_client!(
     replicas_of_two_stores_are_refused,
@@ -23,7 +23,7 @@ for_each_client!(
 );
 
 async fn library(redis: &Redis) -> Client {
-    fencelock::connect(redis.url()).await.expect("connects")
+    fencelock::connect(patient(redis)).await.expect("connects")
 }
 
 async fn replicas_of_two_stores_are_refused(language: Language) {
@@ -153,10 +153,11 @@ async fn another_store_renews_and_ends_no_hold(language: Language) {
     let elsewhere = Redis::start().expect("redis-server");
     let library = service.library().await;
     let mut program = Program::start(language, &service.urls(), "kept").await;
-    let token = program.held("lock 1500 -").await;
+    let token = program.held("lock 3000 -").await;
     for replica in 0..2 {
         service.replicas[replica].restart_on(elsewhere.url());
-        let early = library.lock("kept").timeout(Duration::from_secs(2)).await;
+        let early = library.lock("kept").timeout(Duration::from_millis(3500));
+        let early = early.await;
         assert!(early.is_err(), "{early:?}");
         assert_eq!(program.ask("valid").await, "true");
         service.replicas[replica].restart_on(service.redis.url());

@@ -45,7 +45,8 @@ impl Server {
     /// The store's URL for the locks of other libraries.
     fn url(&self) -> String {
         match self {
-            Self::Redis(server) => server.url(),
+            // The usual timeout of an answer is short for a machine that stands still for a moment.
+            Self::Redis(server) => format!("{}?response-timeout=5s", server.url()),
             Self::Etcd(server) => format!("{}?layout=concurrency", server.url()),
             Self::ZooKeeper(server) => server.url(),
         }
