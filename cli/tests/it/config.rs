@@ -334,6 +334,29 @@ fn stores_that_are_away_are_named_and_the_others_are_shown() {
     );
 }
 
+#[test]
+fn status_has_the_code_of_what_is_wrong() {
+    let named = Named::new("[store.odd]\nurl = \"sqlite:$DIR/odd.db?no-such-option=1\"\n");
+    assert_eq!(named.run(&["status"]).code, 78);
+}
+
+/// Such a variable must not count as unset: the command would use another store than the user means.
+#[test]
+fn a_variable_that_is_not_utf_8_is_refused() {
+    use std::os::unix::ffi::OsStrExt;
+    let fixture = Fixture::new();
+    let mut command = fixture.command(&["run", "a", "--", "true"]);
+    command.env(
+        "FENCELOCK_STORE",
+        std::ffi::OsStr::from_bytes(b"sqlite:/tmp/\xfc.db"),
+    );
+    command.env("HOME", fixture.path("home"));
+    let ran = finish(command);
+    assert_eq!(ran.code, 78, "{ran:?}");
+    assert!(ran.err.contains("FENCELOCK_STORE"), "{ran:?}");
+    assert!(!fs::exists(fixture.path("home")).unwrap());
+}
+
 #[cfg(feature = "serve")]
 #[test]
 fn the_service_serves_a_store_of_its_file() {

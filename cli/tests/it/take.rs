@@ -187,6 +187,29 @@ fn what_has_ended_is_lost() {
     assert_eq!(renew(&fixture).code, 75);
 }
 
+/// The first request to release had no answer, but it changed nothing: the lock was another client's by then.
+#[test]
+fn a_release_that_comes_too_late_is_a_loss_also_if_it_is_repeated() {
+    let fixture = Fixture::new();
+    take(&fixture, &["--ttl", "200ms"]);
+    until("its lease has ended", || {
+        fixture.show("a")["token"].is_null()
+    });
+    let other = fixture.run(&["take", "a", "--grant", "other", "-n"]);
+    assert_eq!(other.code, 0, "{other:?}");
+    let file = rusqlite::Connection::open(fixture.path("locks.db")).unwrap();
+    file.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let store = format!("{}?response-timeout=300ms", fixture.store());
+    let mut command = fixture.command(&["release", "--grant", "grant", "-w", "20"]);
+    command.env("FENCELOCK_STORE", store);
+    let running = crate::fixture::Running::start(command);
+    // Its first request ends meanwhile.
+    std::thread::sleep(Duration::from_millis(1500));
+    file.execute_batch("ROLLBACK").unwrap();
+    let late = running.end();
+    assert_eq!(late.code, 75, "{late:?}");
+}
+
 #[test]
 fn a_renewal_reports_a_request_to_release() {
     let fixture = Fixture::new();

@@ -234,3 +234,33 @@ async fn a_connection_whose_answers_nobody_reads_ends() {
     let ended = tokio::time::timeout(Duration::from_secs(20), sends).await;
     ended.expect("the connection stays open");
 }
+
+/// A client of HTTP/2 that accepts nothing of an answer, while the connection goes on.
+#[tokio::test]
+async fn an_answer_that_is_not_accepted_ends_the_connection() {
+    let mut config = Config::default();
+    config.limits.unread_timeout = Duration::from_millis(300);
+    let at = replica_with(Arc::new(Memory::new()), config).await;
+    let mut connection = TcpStream::connect(at.address()).await.unwrap();
+    let mut window = INITIAL_WINDOW_SIZE.to_be_bytes().to_vec();
+    window.extend([0; 4]);
+    let mut block = vec![0x82, 0x86];
+    for (index, value) in [(0x04, "/v1/store"), (0x01, "localhost")] {
+        block.push(index);
+        text(&mut block, value);
+    }
+    let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    bytes.extend(frame(SETTINGS, 0, 0, &window));
+    bytes.extend(frame(HEADERS, 0x05, 1, &block));
+    connection.write_all(&bytes).await.unwrap();
+    let mut began = false;
+    let ends = async {
+        while let Ok(frame) = try_read(&mut connection).await {
+            began |= frame.kind == HEADERS;
+            assert_ne!(frame.kind, DATA);
+        }
+    };
+    let ended = tokio::time::timeout(Duration::from_secs(20), ends).await;
+    ended.expect("the connection stays open");
+    assert!(began);
+}

@@ -1,14 +1,16 @@
 //! Quotas of principals: what they limit, and what they never limit.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use fencelock_core::ClaimId;
+use fencelock_core::layers::{Fault, Trouble};
+use fencelock_core::{ClaimId, Memory};
 use fencelock_server::{Right, Server};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::client::{Answer, Client, in_order, raw, request};
-use crate::rights::{User, serve, user};
+use crate::rights::{User, serve, serve_on, user};
 
 /// When half a second is over, the bucket may have another take.
 const SOON: Duration = Duration::from_millis(450);
@@ -201,4 +203,129 @@ async fn a_claim_in_the_queue_is_never_refused_for_quota() {
     );
     raw(at.address(), &leave).await.is(200);
     busy.put(&at, &client, &wait).await.is(202);
+}
+
+/// The first request is held up at the store while the others arrive. Each of them finds the lock held, so each asks for something new.
+#[tokio::test]
+async fn overlapping_requests_of_one_claim_are_counted_each() {
+    let mut busy = user("busy", &[("", Right::ALL)]);
+    busy.principal.takes_per_s = Some(4);
+    busy.principal.waiting = Some(1);
+    let (fault, handle) = Fault::new(Arc::new(Memory::new()));
+    let (at, client) = (
+        serve_on(Arc::new(fault), &[&busy], |_| {}).await,
+        Client::new(),
+    );
+    let body = json!({"name": "a"});
+    busy.ask(&at, "POST", "/v1/claims", &body).await.is(201);
+    let path = format!("/v1/claims/{}", client.claim());
+    handle.next([Trouble::Hold]);
+    let first = busy.put_at(&at, &client, &path, &body);
+    let others = async {
+        let others = (0..60).map(|_| busy.put_at(&at, &client, &path, &body));
+        let others = futures_util::future::join_all(others);
+        let open = async {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            handle.open(1);
+        };
+        tokio::join!(others, open).0
+    };
+    let (first, others) = tokio::join!(first, others);
+    first.is_problem(409, "held");
+    let refused = others.iter().filter(|answer| answer.status == 429).count();
+    assert!(refused > 20, "{refused} of 60");
+}
+
+/// A request that does not queue is held up at the store while one that queues arrives.
+#[tokio::test]
+async fn a_claim_that_begins_to_queue_is_counted_as_a_waiter() {
+    let mut busy = user("busy", &[("", Right::ALL)]);
+    busy.principal.waiting = Some(1);
+    let (fault, handle) = Fault::new(Arc::new(Memory::new()));
+    let (at, client) = (
+        serve_on(Arc::new(fault), &[&busy], |_| {}).await,
+        Client::new(),
+    );
+    let (tries, waits) = (json!({"name": "a"}), json!({"name": "a", "queue": true}));
+    busy.ask(&at, "POST", "/v1/claims", &tries).await.is(201);
+    busy.put(&at, &client, &waits).await.is(202);
+    let path = format!("/v1/claims/{}", client.claim());
+    handle.next([Trouble::Hold]);
+    let first = busy.put_at(&at, &client, &path, &tries);
+    let second = async {
+        let second = busy.put_at(&at, &client, &path, &waits);
+        let open = async {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            handle.open(1);
+        };
+        tokio::join!(second, open).0
+    };
+    let (first, second) = tokio::join!(first, second);
+    first.is_problem(409, "held");
+    second.is_problem(429, "quota");
+}
+
+/// A claim is taken at one replica, released at another one, and taken again at the first, which does not know of the release.
+#[tokio::test]
+async fn takes_that_are_released_at_another_replica_are_counted() {
+    let mut busy = user("busy", &[("", Right::ALL)]);
+    busy.principal.takes_per_s = Some(2);
+    let memory = Memory::new();
+    let one = serve_on(Arc::new(memory.another()), &[&busy], |_| {}).await;
+    let (other, client) = (
+        serve_on(Arc::new(memory), &[&busy], |_| {}).await,
+        Client::new(),
+    );
+    let path = format!("/v1/claims/{}", client.claim());
+    let body = json!({"name": "a"});
+    let headers = [
+        ("Authorization", busy.header.as_str()),
+        ("Fencelock-Key", client.key.secret()),
+    ];
+    let release = request(
+        "POST",
+        &format!("{path}/release"),
+        &headers,
+        &body.to_string(),
+    );
+    let begun = Instant::now();
+    let mut taken = 0;
+    for _ in 0..60 {
+        let answer = busy.put_at(&one, &client, &path, &body).await;
+        if answer.status == 200 {
+            taken += 1;
+        } else {
+            answer.is_problem(429, "quota");
+        }
+        raw(other.address(), &release).await.is(200);
+    }
+    // Two at once, two more that are owed, and two for each second.
+    let most = 5.0 + 2.0 * begun.elapsed().as_secs_f64();
+    assert!(f64::from(taken) <= most, "{taken} in {:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn a_release_for_another_lock_does_not_end_a_waiter() {
+    let busy = user("busy", &[("", Right::ALL)]);
+    let (at, client) = (serve(&[&busy], |_| {}).await, Client::new());
+    busy.ask(&at, "POST", "/v1/claims", &json!({"name": "a"}))
+        .await
+        .is(201);
+    let path = format!("/v1/claims/{}", client.claim());
+    busy.put_at(&at, &client, &path, &json!({"name": "a", "queue": true}))
+        .await
+        .is(202);
+    let headers = [
+        ("Authorization", busy.header.as_str()),
+        ("Fencelock-Key", client.key.secret()),
+    ];
+    let release = request(
+        "POST",
+        &format!("{path}/release"),
+        &headers,
+        r#"{"name":"b"}"#,
+    );
+    let released = raw(at.address(), &release).await.is(200);
+    assert_eq!(released["released"], "not-owner");
+    assert_eq!(at.service().claims(), 1);
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencelock_core::Memory;
+use fencelock_core::{Engine, Memory};
 use fencelock_server::{AuditLog, BearerToken, Config, Grant, Principal, Right, Server, TokenHash};
 use fencelock_testbed::Dir;
 use serde_json::{Value, json};
@@ -35,11 +35,19 @@ pub(crate) fn user(name: &str, rights: &[(&str, &[Right])]) -> User {
 }
 
 pub(crate) async fn serve(users: &[&User], change: impl FnOnce(&mut Config)) -> Server {
+    serve_on(Arc::new(Memory::new()), users, change).await
+}
+
+pub(crate) async fn serve_on(
+    engine: Arc<dyn Engine>,
+    users: &[&User],
+    change: impl FnOnce(&mut Config),
+) -> Server {
     let mut config = Config::default();
     config.principals = users.iter().map(|user| user.principal.clone()).collect();
     config.anonymous = Vec::new();
     change(&mut config);
-    replica_with(Arc::new(Memory::new()), config).await
+    replica_with(engine, config).await
 }
 
 impl User {
@@ -494,4 +502,36 @@ async fn a_wait_ends_with_the_right() {
     of_less.is_problem(403, "forbidden");
     polled.is_problem(401, "unauthorized");
     of_stays.is(201);
+}
+
+/// Anybody can send requests that are refused.
+#[tokio::test]
+async fn refused_strangers_do_not_fill_the_audit_log() {
+    let dir = Dir::new("audit").unwrap();
+    let file = dir.join("audit.jsonl");
+    let boss = user("boss", &[("", Right::ALL)]);
+    let log = AuditLog::new(&file);
+    let at = serve(&[&boss], |config| config.audit = Some(log)).await;
+    let stranger = user("stranger", &[]);
+    let body = json!({"name": "a"});
+    let begun = std::time::Instant::now();
+    for _ in 0..100 {
+        let refused = stranger.ask(&at, "POST", "/v1/claims", &body).await;
+        refused.is_problem(401, "unauthorized");
+    }
+    let took = begun.elapsed().as_secs_f64();
+    // A line that somebody awaits comes after them.
+    let taken = boss
+        .ask(&at, "POST", "/v1/claims", &json!({"name": "a"}))
+        .await;
+    let token = taken.is(201)["token"].clone();
+    let evict = json!({"name": "a", "token": token, "how": "release"});
+    boss.ask(&at, "POST", "/v1/evict", &evict).await.is(200);
+    let text = std::fs::read_to_string(&file).unwrap();
+    let lines = text.matches("bad token").count();
+    assert!(
+        lines > 0 && (lines as f64) <= 11.0 + 10.0 * took,
+        "{lines} in {took} s"
+    );
+    assert!(text.contains("evict"), "{text}");
 }

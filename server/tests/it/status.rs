@@ -2,13 +2,15 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use fencelock_core::Memory;
 use fencelock_core::engine::{Engine, Promises};
 use fencelock_core::layers::Layer;
+use fencelock_server::Config;
 use serde_json::{Value, json};
 
-use crate::client::{Client, ask, look, one, replica, until, waiters};
+use crate::client::{Client, ask, look, one, replica, replica_with, until, waiters};
 
 #[tokio::test]
 async fn a_first_grant_is_one_window_long_and_a_renewal_brings_the_whole_lease() {
@@ -492,4 +494,29 @@ async fn a_lease_that_is_not_named_is_no_longer_than_the_longest() {
     // A ttl that was named is not changed.
     let named = ask(&at, "POST", "/v1/claims", r#"{"name":"d","ttl_ms":30000}"#);
     named.await.is_problem(422, "unsupported");
+}
+
+/// The operator may restart the service with a shorter longest lease. A holder goes on with what it may have.
+#[tokio::test]
+async fn a_renewal_for_longer_than_the_limit_gets_the_limit() {
+    let memory = Memory::new();
+    let before = replica(Arc::new(memory.another())).await;
+    let mut config = Config::trusting();
+    config.limits.max_ttl = Duration::from_secs(60);
+    let (after, client) = (replica_with(Arc::new(memory), config).await, Client::new());
+    let id = client.claim();
+    let ttl = json!({"name": "a", "ttl_ms": 600_000});
+    let token = client.put(&before, id, ttl).await.number("token");
+    let path = format!("/v1/claims/{id}/renew");
+    let body = json!({"name": "a", "token": token, "ttl_ms": 600_000});
+    let renewed = client.ask(&after, "POST", &path, &body).await;
+    let lease = renewed.is(200)["lease_ms_since_sent"].as_u64().unwrap();
+    assert!((50_000..300_000).contains(&lease), "{lease}");
+    assert_eq!(renewed.get("full_ttl"), true);
+    let body = json!({"claims": [{"claim": id, "name": "a", "token": token, "ttl_ms": 600_000}]});
+    let renewed = client
+        .ask(&after, "POST", "/v1/renewals", &body)
+        .await
+        .is(200);
+    assert_eq!(renewed["claims"][0]["state"], "held", "{renewed}");
 }
