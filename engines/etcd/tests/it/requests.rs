@@ -82,7 +82,9 @@ async fn a_taken_lock_costs_one_more_request_only_once() {
     for _ in 0..20 {
         other.try_lock("a").await.unwrap().release().await.unwrap();
     }
-    assert_eq!(requests(&etcd) - before, 40);
+    // The session may be kept alive meanwhile. With a read for each lock there would be 60.
+    let asked = requests(&etcd) - before;
+    assert!((40..45).contains(&asked), "{asked}");
 }
 
 /// All wait, then each holds the lock once. Returns the requests and the time for each hand-off.

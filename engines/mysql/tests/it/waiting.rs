@@ -55,14 +55,16 @@ async fn a_waiter_polls_more_and_more_rarely() {
         number(&server, "SELECT COUNT(*) FROM `lock`.fencelock_waiters") == 1
     })
     .await;
-    sleep(Duration::from_millis(2400)).await;
-    let (before, begun) = (status(&server, "Questions"), Instant::now());
-    sleep(Duration::from_secs(2)).await;
-    let (after, length) = (status(&server, "Questions"), begun.elapsed());
-    // The query for that number counts, too.
-    let own = status(&server, "Questions") - after;
-    let rate = (after - before - own) as f64 / length.as_secs_f64();
-    assert!(rate < 5.0, "{rate} statements per second");
+    let mut rates = Vec::new();
+    while rates.iter().all(|rate| *rate >= 5.0) {
+        assert!(rates.len() < 5, "{rates:?} statements per second");
+        let (before, begun) = (status(&server, "Questions"), Instant::now());
+        sleep(Duration::from_secs(2)).await;
+        let (after, length) = (status(&server, "Questions"), begun.elapsed());
+        // The query for that number counts, too.
+        let own = status(&server, "Questions") - after;
+        rates.push((after - before - own) as f64 / length.as_secs_f64());
+    }
     held.release().await.unwrap();
     let next = soon("the waiter", waiting).await.unwrap().unwrap();
     next.release().await.unwrap();
