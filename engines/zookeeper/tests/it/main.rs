@@ -25,11 +25,19 @@ use tokio::time::timeout;
 /// Longer than anything takes, even on a busy machine.
 const LIMIT: Duration = Duration::from_secs(30);
 
+/// Opening makes one attempt, and the servers may just be choosing a leader.
 async fn connect(url: &str) -> Client {
-    let engine = ZooKeeper::open(StoreUrl::parse(url).unwrap())
-        .await
-        .unwrap();
-    Client::new(Arc::new(engine)).unwrap()
+    let opened = async {
+        loop {
+            match ZooKeeper::open(StoreUrl::parse(url).unwrap()).await {
+                Err(error) if error.is_away() => {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+                opened => return opened.unwrap(),
+            }
+        }
+    };
+    Client::new(Arc::new(soon("opening", opened).await)).unwrap()
 }
 
 async fn soon<T>(what: &str, future: impl IntoFuture<Output = T>) -> T {
