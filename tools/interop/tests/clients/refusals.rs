@@ -93,7 +93,7 @@ async fn a_store_that_grants_nothing_is_not_busy(language: Language) {
         }
         false => Act::Pass,
     });
-    assert_eq!(program.ask("lock 5000 1300").await, "timeout");
+    assert_eq!(program.ask("lock 5000 4000").await, "timeout");
 }
 
 async fn what_cannot_be_done_is_refused(language: Language) {
