@@ -68,11 +68,17 @@ async fn open(
 ) -> Result<Client, Failure> {
     let begun = Clock::Boot.now();
     // A request that does not wait for the store makes one attempt.
-    let patience = match how.away {
-        Some(_) => Patience::Until(Duration::ZERO),
-        None => times.patience,
+    let left = || match times.patience {
+        Patience::None => Some(Duration::ZERO),
+        Patience::Until(most) => Some(most.saturating_sub(Clock::Boot.now().since(begun))),
+        Patience::Endless => None,
     };
     loop {
+        let patience = match (&how.away, times.patience, left()) {
+            (Some(_), ..) => Patience::Until(Duration::ZERO),
+            (None, Patience::Until(_), Some(left)) => Patience::Until(left),
+            (None, patience, _) => patience,
+        };
         let opened = store::open(
             store.clone(),
             options.purpose,
@@ -80,12 +86,9 @@ async fn open(
             how.key,
             how.away.as_ref(),
         );
-        let left = match times.patience {
-            Patience::None => Some(Duration::ZERO),
-            Patience::Until(most) => Some(most.saturating_sub(Clock::Boot.now().since(begun))),
-            Patience::Endless => None,
-        };
-        match opened.await {
+        let opened = opened.await;
+        let left = left();
+        match opened {
             Err(failure)
                 if failure.is_away()
                     && how.if_away == Some(IfAway::Wait)

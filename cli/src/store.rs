@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fencelock::engine::Engine;
-use fencelock::{Client, Error, StoreUrl};
+use fencelock::{Client, Error, StoreUrl, in_words};
 use fencelock_wire::ClaimKey;
 
 use crate::args::{Patience, Purpose};
@@ -16,6 +16,9 @@ use crate::keyed::{Keyed, detachable, with_key};
 
 /// How long the end of this process waits for the store. A hold whose release is not confirmed by then ends with its lease.
 pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How long a server may be silent while it is opened, however short `--wait` is.
+const SILENCE: Duration = Duration::from_secs(2);
 
 /// The options of the command line that say which store to use.
 #[derive(Clone, Debug, Default)]
@@ -103,7 +106,18 @@ pub(crate) async fn open(
     if let Patience::Until(most) = patience {
         connect = connect.patience(most);
     }
-    let client = connect.await?;
+    let client = match patience {
+        Patience::Until(most) if !most.is_zero() => {
+            // A server that accepts connections and is silent would take the time of `connect-timeout`.
+            let most = most.max(SILENCE);
+            let opened = tokio::time::timeout(most, connect).await;
+            opened.map_err(|_| {
+                let why = format!("no answer within {}", in_words(most));
+                Error::unavailable(&StoreUrl::redacted(&url), "opening the store", why)
+            })??
+        }
+        _ => connect.await?,
+    };
     if key.is_some()
         && let Err(error) = detachable(client.promises(), client.store())
     {

@@ -29,8 +29,8 @@ pub(crate) struct Asked {
     lock_delay: Duration,
     owner: String,
     label: Option<String>,
-    /// Whether the claim holds already.
-    holds: bool,
+    /// Whether the claim holds already, and its lease is to become longer.
+    prolongs: bool,
 }
 
 macro_rules! asked {
@@ -43,7 +43,7 @@ macro_rules! asked {
             lock_delay: Duration::from_millis($body.lock_delay_ms),
             owner: $body.owner,
             label: $body.label,
-            holds: false,
+            prolongs: false,
         }
     };
 }
@@ -63,7 +63,7 @@ impl From<SimpleTake> for Asked {
 impl From<Renew> for Asked {
     fn from(body: Renew) -> Self {
         Self {
-            holds: true,
+            prolongs: !body.shorten,
             ..asked!(body)
         }
     }
@@ -72,7 +72,7 @@ impl From<Renew> for Asked {
 impl From<RenewOne> for Asked {
     fn from(body: RenewOne) -> Self {
         Self {
-            holds: true,
+            prolongs: !body.shorten,
             ..asked!(body)
         }
     }
@@ -99,12 +99,16 @@ impl Asked {
         let mut ttl = self
             .ttl
             .unwrap_or_else(|| default_ttl(self.lock_delay, replica));
-        if self.holds {
-            // The longest lease may have been set shorter since the grant. The holder gets what it may have.
-            let most = replica.max_ttl().saturating_sub(self.lock_delay);
-            ttl = ttl.min(most.max(replica.min_ttl()));
+        if self.prolongs {
+            // The longest lease may have been set shorter since the grant. The holder gets what it may have, and keeps its
+            // lock-delay. A lease that is to become shorter is not cut: its client may believe in the time that it asked for.
+            check_longest(replica.min_ttl(), self.lock_delay, replica)?;
+            let room = replica.promises().max_ttl.saturating_sub(self.lock_delay);
+            ttl = ttl.min(replica.max_ttl()).min(room).max(replica.min_ttl());
+        } else {
+            check_longest(ttl, self.lock_delay, replica)?;
         }
-        check_times(ttl, self.lock_delay, replica)?;
+        check_shortest(ttl, self.lock_delay, replica)?;
         check_text("owner", &self.owner, MOST_OWNER_BYTES)?;
         let owner = caller.owner(&self.owner);
         let mut claim = Claim::new(id, owner, self.name)
@@ -130,7 +134,8 @@ pub(crate) fn released(
     caller.must(Right::Take, &body.name)?;
     let mode = body.mode.mode(body.permit_count);
     let mode = mode.map_err(|why| Refusal::invalid(why).name(&body.name))?;
-    let most = replica.max_ttl();
+    // Not the limit of this service, which may be shorter than when the lock was taken.
+    let most = replica.promises().max_ttl;
     let least = replica.min_ttl().min(most);
     // A request without a ttl comes here with the usual one, which may be too long. The lock-delay must stay whole.
     let delay = Duration::from_millis(body.lock_delay_ms).min(most - least);
@@ -203,11 +208,11 @@ fn default_ttl(lock_delay: Duration, replica: &Replica) -> Duration {
     ttl.max(replica.min_ttl())
 }
 
-fn check_times(ttl: Duration, lock_delay: Duration, replica: &Replica) -> Result<(), Refusal> {
+fn check_shortest(ttl: Duration, lock_delay: Duration, replica: &Replica) -> Result<(), Refusal> {
     if !lock_delay.is_zero() && !replica.promises().lock_delay {
         return Err(not_offered(replica, "a lock-delay"));
     }
-    let (least, most) = (replica.min_ttl(), replica.max_ttl());
+    let least = replica.min_ttl();
     if ttl < least {
         let what = format!(
             "a lease of {} (ttl_ms); the shortest is {}",
@@ -216,6 +221,11 @@ fn check_times(ttl: Duration, lock_delay: Duration, replica: &Replica) -> Result
         );
         return Err(not_offered(replica, &what));
     }
+    Ok(())
+}
+
+fn check_longest(ttl: Duration, lock_delay: Duration, replica: &Replica) -> Result<(), Refusal> {
+    let most = replica.max_ttl();
     if ttl.saturating_add(lock_delay) > most {
         let whole = ttl.saturating_add(lock_delay);
         let what = format!(

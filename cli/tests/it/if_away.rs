@@ -173,3 +173,24 @@ fn a_store_that_goes_away_while_a_command_waits() {
     assert_eq!(waits.line(), "ran");
     until("it ends", || !waits.runs());
 }
+
+/// Also at the start, `-w` is the whole time.
+#[test]
+fn the_wait_for_the_opening_has_its_end() {
+    let refused = Fixture::on("redis://127.0.0.1:1".to_owned());
+    let begun = Instant::now();
+    let ran = refused.run(&["run", "--if-away", "wait", "-w", "5s", "a", "--", "true"]);
+    let took = begun.elapsed();
+    assert_eq!(ran.code, 69, "{ran:?}");
+    assert!(took >= Duration::from_secs(5), "{took:?}");
+    assert!(took < Duration::from_secs(9), "{took:?}");
+    // This server accepts connections, and is silent for the time of `connect-timeout`.
+    let redis = Redis::start().unwrap();
+    redis.pause().unwrap();
+    let silent = Fixture::on(format!("{}?connect-timeout=1m", redis.url()));
+    let begun = Instant::now();
+    assert_eq!(silent.run(&["run", "-w", "1s", "a", "--", "true"]).code, 69);
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(20), "{took:?}");
+    redis.resume().unwrap();
+}

@@ -17,19 +17,32 @@ pub fn check_url(url: &str) -> Result<()> {
             "a URL in the configuration file has a password; write it to a file that only its user can read, with ?password-file=/run/secrets/NAME, or use an environment variable, with ?password-env=NAME",
         ));
     }
-    if parsed.scheme == "sqlite" && !parsed.path.is_empty() && !parsed.path.starts_with('/') {
+    let mut paths = Vec::new();
+    // With slashes it is refused later: a file has no host.
+    if parsed.scheme == "sqlite" && !url.contains("://") && !parsed.path.is_empty() {
+        paths.push(parsed.path.clone());
+    }
+    let others = parsed.clone().take_others(&[]);
+    let files = others.iter().filter(|(option, _)| names_a_file(option));
+    paths.extend(files.map(|(_, path)| path.clone()));
+    if paths.iter().any(|path| !path.starts_with('/')) {
         return Err(parsed.refuse(
-            "a URL in the configuration file has a relative path, which names another file in each working directory; write the whole path, sqlite:/PATH",
+            "a URL in the configuration file has a relative path, which names another file in each working directory; write the whole path, from / on",
         ));
     }
     let is_set = ["shards", "migrate"].contains(&parsed.scheme.as_str());
     // The options of a set are URLs, and others that are none.
-    for (option, value) in parsed.clone().take_others(&[]) {
+    for (option, value) in others {
         if (is_set || option == RECORD) && value.contains(':') {
             check_url(&value)?;
         }
     }
     Ok(())
+}
+
+/// Whether the value of an option is a path.
+fn names_a_file(option: &str) -> bool {
+    option.ends_with("-file") || ["tls-ca", "tls-cert", "tls-key"].contains(&option)
 }
 
 #[cfg(test)]
@@ -70,6 +83,8 @@ mod tests {
             "sqlite:./a/locks.db?response-timeout=2s",
             "shards:?a=sqlite:/a&b=sqlite:b",
             "redlock://h1,h2,h3?record=sqlite:b",
+            "redis://h?password-file=pw",
+            "rediss://h?tls-ca=ca.pem",
         ] {
             let error = check_url(url).unwrap_err().to_string();
             assert!(error.contains("relative path"), "{url}: {error}");

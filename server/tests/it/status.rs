@@ -513,10 +513,25 @@ async fn a_renewal_for_longer_than_the_limit_gets_the_limit() {
     let lease = renewed.is(200)["lease_ms_since_sent"].as_u64().unwrap();
     assert!((50_000..300_000).contains(&lease), "{lease}");
     assert_eq!(renewed.get("full_ttl"), true);
+    // The client may believe in the time that it asks for here, also without an answer. So the store must not keep it for less.
+    let shorter = json!({"name": "a", "token": token, "ttl_ms": 120_000, "shorten": true});
+    client
+        .ask(&after, "POST", &path, &shorter)
+        .await
+        .is_problem(422, "unsupported");
     let body = json!({"claims": [{"claim": id, "name": "a", "token": token, "ttl_ms": 600_000}]});
     let renewed = client
         .ask(&after, "POST", "/v1/renewals", &body)
         .await
         .is(200);
     assert_eq!(renewed["claims"][0]["state"], "held", "{renewed}");
+    // A lock-delay from before stays whole.
+    let id = client.claim();
+    let body = json!({"name": "b", "lock_delay_ms": 600_000});
+    client.put(&before, id, body).await.is(200);
+    let body = json!({"name": "b", "lock_delay_ms": 600_000, "how": "abandon"});
+    let path = format!("/v1/claims/{id}/release");
+    client.ask(&after, "POST", &path, &body).await.is(200);
+    let left = look(&after, "b").await["holders"][0]["ttl_left_ms"].as_u64();
+    assert!(left > Some(300_000), "{left:?}");
 }
