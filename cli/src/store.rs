@@ -113,7 +113,7 @@ pub(crate) async fn open(
             let opened = tokio::time::timeout(most, connect).await;
             opened.map_err(|_| {
                 let why = format!("no answer within {}", in_words(most));
-                Error::unavailable(&StoreUrl::redacted(&url), "opening the store", why)
+                Error::unavailable(StoreUrl::redacted(&url), "opening the store", why)
             })??
         }
         _ => connect.await?,
