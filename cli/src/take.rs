@@ -138,7 +138,7 @@ pub(crate) async fn release(file: &Path, patience: Option<Duration>, store: Want
         let seen = seen(&*engine, &detached.held).await;
         match withdraw(&*engine, &detached.held, seen).await {
             Err(error) if error.is_away() && Instant::now() < until => {
-                may_be_done |= seen == Some(Seen::Held);
+                may_be_done |= matches!(seen, None | Some(Seen::Held));
                 tokio::time::sleep(PAUSE).await;
             }
             withdrawn => break withdrawn,
