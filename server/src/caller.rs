@@ -34,7 +34,22 @@ pub(crate) struct Origin {
 }
 
 /// How many long bodies of one connection are read at a time.
-pub(crate) const LONG_BODIES: usize = 8;
+const LONG_BODIES: usize = 8;
+
+impl Origin {
+    pub(crate) fn new(
+        peer: SocketAddr,
+        local: Option<SocketAddr>,
+        certificate: Option<Arc<str>>,
+    ) -> Self {
+        Self {
+            peer,
+            local,
+            certificate,
+            long_bodies: Semaphore::new(LONG_BODIES),
+        }
+    }
+}
 
 /// How a caller identifies itself.
 #[derive(Clone, Debug)]

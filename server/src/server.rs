@@ -18,12 +18,12 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tower_service::Service as _;
 
-use crate::caller::{LONG_BODIES, Origin};
+use crate::caller::Origin;
 use crate::config::Limits;
 use crate::direct::Direct;
 use crate::replica::Replica;
@@ -304,12 +304,7 @@ impl Connection {
         name: Option<Arc<str>>,
     ) {
         let (router, peer, killed) = (self.router, self.peer, self.killed);
-        let origin = Origin {
-            peer,
-            local: self.local,
-            certificate: name,
-            long_bodies: Semaphore::new(LONG_BODIES),
-        };
+        let origin = Origin::new(peer, self.local, name);
         let slow = Slow::due();
         let stream = TokioIo::new(slow.watch(stream));
         let arriving = slow.clone();

@@ -67,17 +67,30 @@ fn text(block: &mut Vec<u8>, text: &str) {
     block.extend(text.as_bytes());
 }
 
-/// A request that waits for a change of a lock.
-fn watch(stream: u32) -> Vec<u8> {
+/// A request without a body.
+fn get(stream: u32, path: &str) -> Vec<u8> {
     // GET and http are in the static table. The path and the authority are not, and are not added to the dynamic one.
     let mut block = vec![0x82, 0x86];
-    let path = "/v1/lock?name=a&seen=none&wait_ms=60000";
     for (index, value) in [(0x04, path), (0x01, "localhost")] {
         block.push(index);
         text(&mut block, value);
     }
     // The flags end the headers and the request.
     frame(HEADERS, 0x05, stream, &block)
+}
+
+/// A request that waits for a change of a lock.
+fn watch(stream: u32) -> Vec<u8> {
+    get(stream, "/v1/lock?name=a&seen=none&wait_ms=60000")
+}
+
+/// The begin of a connection whose client accepts nothing of any answer.
+fn accepting_nothing() -> Vec<u8> {
+    let mut window = INITIAL_WINDOW_SIZE.to_be_bytes().to_vec();
+    window.extend([0; 4]);
+    let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    bytes.extend(frame(SETTINGS, 0, 0, &window));
+    bytes
 }
 
 #[tokio::test]
@@ -167,10 +180,7 @@ async fn a_client_that_does_not_read_holds_up_nobody() {
         text(&mut block, name);
         text(&mut block, value);
     }
-    let mut window = INITIAL_WINDOW_SIZE.to_be_bytes().to_vec();
-    window.extend([0; 4]);
-    let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
-    bytes.extend(frame(SETTINGS, 0, 0, &window));
+    let mut bytes = accepting_nothing();
     bytes.extend(frame(HEADERS, 0x04, 1, &block));
     bytes.extend(frame(DATA, 0x01, 1, body.as_bytes()));
     let mut connection = TcpStream::connect(at.address()).await.unwrap();
@@ -242,16 +252,8 @@ async fn an_answer_that_is_not_accepted_ends_the_connection() {
     config.limits.unread_timeout = Duration::from_millis(300);
     let at = replica_with(Arc::new(Memory::new()), config).await;
     let mut connection = TcpStream::connect(at.address()).await.unwrap();
-    let mut window = INITIAL_WINDOW_SIZE.to_be_bytes().to_vec();
-    window.extend([0; 4]);
-    let mut block = vec![0x82, 0x86];
-    for (index, value) in [(0x04, "/v1/store"), (0x01, "localhost")] {
-        block.push(index);
-        text(&mut block, value);
-    }
-    let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
-    bytes.extend(frame(SETTINGS, 0, 0, &window));
-    bytes.extend(frame(HEADERS, 0x05, 1, &block));
+    let mut bytes = accepting_nothing();
+    bytes.extend(get(1, "/v1/store"));
     connection.write_all(&bytes).await.unwrap();
     let mut began = false;
     let ends = async {

@@ -191,17 +191,7 @@ async fn a_claim_in_the_queue_is_never_refused_for_quota() {
     busy.ask(&at, "POST", "/v1/claims", &json!({"name": "b"}))
         .await
         .is(201);
-    let headers = [
-        ("Authorization", busy.header.as_str()),
-        ("Fencelock-Key", client.key.secret()),
-    ];
-    let leave = request(
-        "POST",
-        &format!("{path}/release"),
-        &headers,
-        r#"{"name":"a"}"#,
-    );
-    raw(at.address(), &leave).await.is(200);
+    busy.release(&at, &client, &path, "a").await.is(200);
     busy.put(&at, &client, &wait).await.is(202);
 }
 
@@ -278,16 +268,6 @@ async fn takes_that_are_released_at_another_replica_are_counted() {
     );
     let path = format!("/v1/claims/{}", client.claim());
     let body = json!({"name": "a"});
-    let headers = [
-        ("Authorization", busy.header.as_str()),
-        ("Fencelock-Key", client.key.secret()),
-    ];
-    let release = request(
-        "POST",
-        &format!("{path}/release"),
-        &headers,
-        &body.to_string(),
-    );
     let begun = Instant::now();
     let mut taken = 0;
     for _ in 0..60 {
@@ -297,7 +277,7 @@ async fn takes_that_are_released_at_another_replica_are_counted() {
         } else {
             answer.is_problem(429, "quota");
         }
-        raw(other.address(), &release).await.is(200);
+        busy.release(&other, &client, &path, "a").await.is(200);
     }
     // Two at once, two more that are owed, and two for each second.
     let most = 5.0 + 2.0 * begun.elapsed().as_secs_f64();
@@ -315,17 +295,7 @@ async fn a_release_for_another_lock_does_not_end_a_waiter() {
     busy.put_at(&at, &client, &path, &json!({"name": "a", "queue": true}))
         .await
         .is(202);
-    let headers = [
-        ("Authorization", busy.header.as_str()),
-        ("Fencelock-Key", client.key.secret()),
-    ];
-    let release = request(
-        "POST",
-        &format!("{path}/release"),
-        &headers,
-        r#"{"name":"b"}"#,
-    );
-    let released = raw(at.address(), &release).await.is(200);
+    let released = busy.release(&at, &client, &path, "b").await.is(200);
     assert_eq!(released["released"], "not-owner");
     assert_eq!(at.service().claims(), 1);
 }

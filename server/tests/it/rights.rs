@@ -66,6 +66,22 @@ impl User {
         self.put_at(at, client, &path, body).await
     }
 
+    pub(crate) async fn release(
+        &self,
+        at: &Server,
+        client: &Client,
+        path: &str,
+        name: &str,
+    ) -> Answer {
+        let headers = [
+            ("Authorization", self.header.as_str()),
+            ("Fencelock-Key", client.key.secret()),
+        ];
+        let body = json!({ "name": name }).to_string();
+        let path = format!("{path}/release");
+        raw(at.address(), &request("POST", &path, &headers, &body)).await
+    }
+
     pub(crate) async fn put_at(
         &self,
         at: &Server,
