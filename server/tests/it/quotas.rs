@@ -108,13 +108,7 @@ async fn takes_are_limited_and_renewals_and_releases_never() {
         .await
         .is(200);
     }
-    let body = json!({"name": "a"}).to_string();
-    raw(
-        at.address(),
-        &request("POST", &format!("{path}/release"), &headers, &body),
-    )
-    .await
-    .is(200);
+    busy.release(&at, &client, &path, "a").await.is(200);
     // The bucket fills again with time.
     while busy
         .ask(&at, "POST", "/v1/claims", &json!({"name": "c"}))
