@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use fencelock::composite::shards_away;
 use fencelock::{Config, StoreUrl, in_words};
 
 use crate::args::ConfigCheck;
@@ -40,8 +41,14 @@ async fn check_store(file: &Config, name: &str, connect: bool) -> Result<String,
     if connect {
         let begun = Instant::now();
         let engine = store::engine_to_inspect(&url).await.map_err(wrong)?;
-        line += &format!(", reached in {}", in_words(begun.elapsed()));
+        // A set opens without the shards that are away.
+        let shards = fencelock::shard_urls(&StoreUrl::parse(&url)?);
+        let shards: Vec<_> = shards.iter().map(|(id, _)| id.as_str()).collect();
+        let away = shards_away(&*engine, &shards).await.into_iter().next();
+        let reached = begun.elapsed();
         let _ = tokio::time::timeout(store::CLOSE_TIMEOUT, engine.close()).await;
+        away.map_or(Ok(()), |error| Err(wrong(error)))?;
+        line += &format!(", reached in {}", in_words(reached));
     }
     Ok(line)
 }

@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use fencelock::composite::list_partial;
 use fencelock::engine::Engine;
 use fencelock::layers::Breaker;
-use fencelock::{Config, Error, LockView, Purpose, StoreUrl, in_words, shard_urls};
+use fencelock::{Config, Error, Finding, LockView, Purpose, StoreUrl, in_words, shard_urls};
 use futures_util::future::join_all;
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::args::Status;
@@ -20,7 +21,7 @@ use crate::store::{self, Wanted};
 /// How often `--watch` looks.
 const PERIOD: Duration = Duration::from_secs(2);
 
-/// For how long a store may take to answer.
+/// For how long a store may take to open, to list its locks, and to be looked over; each.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 pub(crate) async fn status(args: Status, store: Wanted) -> Outcome {
@@ -76,13 +77,22 @@ struct Row {
     engine: Option<Arc<Breaker>>,
     /// How long it took to answer; opening it is part of that the first time.
     reached: Option<Duration>,
-    /// The version of the record of a set, or of a store in a set.
-    version: Option<u64>,
+    /// What the record says of a set, or of a store in a set.
+    record: Option<Written>,
     held: usize,
     waiting: usize,
     findings: usize,
     /// Why the store, or a part of it, did not answer, with the exit code that this has.
     wrong: Option<(String, u8)>,
+}
+
+/// The part of a record that is shown.
+#[derive(Deserialize)]
+struct Written {
+    version: u64,
+    phase: u32,
+    /// Who made the last step, if the set may move.
+    by: Option<String>,
 }
 
 impl Row {
@@ -101,21 +111,15 @@ async fn row(file: &Config, name: &str, engine: Option<Arc<Breaker>>) -> Row {
         name: name.to_owned(),
         engine,
         reached: None,
-        version: None,
+        record: None,
         held: 0,
         waiting: 0,
         findings: 0,
         wrong: None,
     };
-    let seen = tokio::time::timeout(PATIENCE, look(file, &mut row)).await;
-    row.wrong = match seen {
-        Ok(Ok(())) => row.wrong,
-        Ok(Err(error)) => Some(with_code(&error)),
-        Err(_) => {
-            let why = format!("no answer within {}", in_words(PATIENCE));
-            Some((why, code::UNAVAILABLE))
-        }
-    };
+    if let Err(error) = look(file, &mut row).await {
+        row.wrong = row.wrong.or(Some(with_code(&error)));
+    }
     row
 }
 
@@ -123,34 +127,61 @@ fn with_code(error: &Error) -> (String, u8) {
     (error.to_string(), code_of(error))
 }
 
+/// The answer of the store of a URL, if it comes in time.
+async fn in_time<T>(
+    url: &str,
+    asking: &str,
+    answer: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
+    let answer = tokio::time::timeout(PATIENCE, answer).await;
+    answer.unwrap_or_else(|_| {
+        let why = format!("no answer within {}", in_words(PATIENCE));
+        Err(Error::unavailable(StoreUrl::redacted(url), asking, why))
+    })
+}
+
 async fn look(file: &Config, row: &mut Row) -> Result<(), Error> {
     let begun = Instant::now();
     let url = file.url(&row.name)?;
     let engine = match &row.engine {
         Some(engine) => Arc::clone(engine),
-        None => Arc::new(Breaker::new(store::engine_to_inspect(&url).await?)),
+        None => {
+            let opened = in_time(&url, "opening the store", store::engine_to_inspect(&url));
+            Arc::new(Breaker::new(opened.await?))
+        }
     };
     row.engine = Some(Arc::clone(&engine));
     let parsed = StoreUrl::parse(&url)?;
-    let (locks, away) = locks(&*engine, &parsed).await?;
+    let locks = in_time(&url, "listing the locks", locks(&*engine, &parsed));
+    let (locks, away) = locks.await?;
     row.reached = Some(begun.elapsed());
     row.wrong = away.first().map(with_code);
     row.held = locks.iter().map(|lock| lock.holders.len()).sum();
     row.waiting = locks.iter().map(|lock| lock.waiters.len()).sum();
-    // A user who may not read the record sees no version.
-    if let Ok(record) = engine.record("", None).await {
-        let text = serde_json::from_str::<Value>(&record.text);
-        row.version = text.ok().and_then(|text| text["version"].as_u64());
-    }
+    let looked_over = look_over(&*engine, row);
+    let mut findings = in_time(&url, "looking it over", looked_over).await?;
     let purpose = file.purpose(&row.name).unwrap_or(Purpose::Correctness);
-    let mut findings = engine.promises().limits.clone();
-    findings.extend(engine.inspect().diagnose().await?);
     findings.extend(url_findings(&parsed));
     findings.retain(|finding| {
         purpose == Purpose::Correctness || finding.purpose == Purpose::Efficiency
     });
     row.findings = findings.len();
     Ok(())
+}
+
+/// Reads the store's record, and what is wrong with the store.
+async fn look_over(engine: &dyn Engine, row: &mut Row) -> Result<Vec<Finding>, Error> {
+    let (record, found) = tokio::join!(engine.record("", None), engine.inspect().diagnose());
+    match record {
+        Ok(record) => row.record = serde_json::from_str(&record.text).ok(),
+        // In a move, a store in which nothing is listed may be needed, too.
+        Err(error) if error.is_away() => row.wrong = row.wrong.take().or(Some(with_code(&error))),
+        // This user may not read the record.
+        Err(_) => {}
+    }
+    let mut findings = engine.promises().limits.clone();
+    findings.extend(found?);
+    Ok(findings)
 }
 
 /// The locks of a store, and the errors of the shards whose locks are left out.
@@ -173,29 +204,31 @@ async fn locks(engine: &dyn Engine, url: &StoreUrl) -> Result<(Vec<LockView>, Ve
 
 fn table(rows: &[Row]) -> String {
     let head = [
-        "STORE", "REACHED", "VERSION", "HELD", "WAITING", "FINDINGS", "BREAKER",
+        "STORE", "REACHED", "VERSION", "PHASE", "BY", "HELD", "WAITING", "FINDINGS", "BREAKER",
     ];
+    let known = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     let mut lines = vec![(head.map(str::to_owned), String::new())];
     for row in rows {
-        let known = |text: String| match row.reached {
-            Some(_) => text,
-            None => "-".to_owned(),
-        };
+        let record = row.record.as_ref();
+        let by = record.and_then(|record| record.by.clone());
+        let moves = record.filter(|_| by.is_some());
+        let counted = |count: usize| known(row.reached.map(|_| count.to_string()));
+        let reached = row.reached.map(|after| format!("in {}", in_words(after)));
         let cells = [
             format!("@{}", row.name),
-            row.reached
-                .map_or("no".to_owned(), |after| format!("in {}", in_words(after))),
-            row.version
-                .map_or("-".to_owned(), |version| version.to_string()),
-            known(row.held.to_string()),
-            known(row.waiting.to_string()),
-            known(row.findings.to_string()),
+            reached.unwrap_or_else(|| "no".to_owned()),
+            known(record.map(|record| record.version.to_string())),
+            known(moves.map(|record| record.phase.to_string())),
+            known(by),
+            counted(row.held),
+            counted(row.waiting),
+            counted(row.findings),
             row.breaker().unwrap_or("-").to_owned(),
         ];
         let wrong = row.wrong.as_ref().map(|(why, _)| one_line(why));
         lines.push((cells, wrong.unwrap_or_default()));
     }
-    let widths: [usize; 7] = std::array::from_fn(|column| {
+    let widths: [usize; 9] = std::array::from_fn(|column| {
         let widths = lines.iter().map(|(cells, _)| cells[column].chars().count());
         widths.max().unwrap_or_default()
     });
@@ -218,7 +251,9 @@ fn json(rows: &[Row]) -> String {
             "store": row.name,
             "reached": row.reached.is_some(),
             "reached_us": row.reached.map(|after| u64::try_from(after.as_micros()).unwrap_or(u64::MAX)),
-            "version": row.version,
+            "version": row.record.as_ref().map(|record| record.version),
+            "phase": row.record.as_ref().and_then(|record| record.by.as_ref().and(Some(record.phase))),
+            "by": row.record.as_ref().and_then(|record| record.by.as_deref()),
             "held": row.reached.map(|_| row.held),
             "waiting": row.reached.map(|_| row.waiting),
             "breaker": row.breaker(),

@@ -383,3 +383,33 @@ async fn watch(
         seen = token;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use fencelock_core::{ClaimIds, Clock, Memory};
+    use tokio::time::{Instant, advance};
+
+    use super::*;
+
+    /// A client takes many locks for a day here, and releases them at another replica.
+    #[tokio::test(start_paused = true)]
+    async fn a_hold_about_which_nobody_asks_is_forgotten_before_its_lease_is_over() {
+        let store = Arc::new(Memory::with_clock(Clock::Tokio(Instant::now())));
+        let events = Events::new(store.clone(), Metrics::new(&[]), None);
+        let (ids, name) = (ClaimIds::new().unwrap(), LockName::new("a").unwrap());
+        let take = |id| {
+            let tomorrow = store.clock().now() + KEPT * 24;
+            events.began(id, &name, Token(1), tomorrow);
+        };
+        let first = ids.next();
+        take(first);
+        (0..MAX_UNREAD).for_each(|_| take(ids.next()));
+        advance(KEPT * 2).await;
+        let renewed = ids.next();
+        take(renewed);
+        (0..2 * MAX_UNREAD).for_each(|_| take(ids.next()));
+        assert_eq!(events.held_with(&first, &name), None);
+        assert_eq!(events.held_with(&renewed, &name), Some(Token(1)));
+        assert!(events.holds.lock().by_id.len() <= 2 * MAX_UNREAD + 2);
+    }
+}

@@ -363,7 +363,52 @@ fn decode(text: &str) -> Result<String, Refusal> {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+    use futures_util::{FutureExt, StreamExt, stream};
+    use http_body::Frame;
+    use http_body_util::StreamBody;
+    use tokio::sync::mpsc;
+
     use super::*;
+
+    /// A body that arrives in the parts that are sent, and the sender, which has room for one part.
+    fn body() -> (mpsc::Sender<&'static str>, impl Readable) {
+        let (sender, receiver) = mpsc::channel(1);
+        let parts = stream::unfold(receiver, async |mut receiver| {
+            Some((receiver.recv().await?, receiver))
+        });
+        let frames = parts.map(|part: &str| Ok::<_, Infallible>(Frame::data(Bytes::from(part))));
+        (sender, StreamBody::new(frames))
+    }
+
+    #[test]
+    fn long_bodies_are_read_in_turn_and_short_ones_at_once() {
+        let turns = Semaphore::new(1);
+        let limit = Longest {
+            bytes: 1000,
+            turn: Some((4, &turns)),
+        };
+        let [(one, first), (two, second), (three, third)] = [body(), body(), body()];
+        let mut first = Box::pin(collect(first, limit));
+        let mut second = Box::pin(collect(second, limit));
+        let third = collect(third, limit);
+        one.try_send("first").unwrap();
+        assert!((&mut first).now_or_never().is_none());
+        two.try_send("second").unwrap();
+        assert!((&mut second).now_or_never().is_none());
+        // Its next part stays with the sender.
+        two.try_send(" body").unwrap();
+        assert!((&mut second).now_or_never().is_none());
+        assert!(two.try_send("more").is_err());
+        three.try_send("3rd").unwrap();
+        drop(three);
+        assert_eq!(third.now_or_never().unwrap().unwrap(), "3rd");
+        one.try_send(" body").unwrap();
+        drop(one);
+        assert_eq!(first.now_or_never().unwrap().unwrap(), "first body");
+        drop(two);
+        assert_eq!(second.now_or_never().unwrap().unwrap(), "second body");
+    }
 
     #[test]
     fn a_query_is_decoded_once() {

@@ -334,6 +334,70 @@ fn stores_that_are_away_are_named_and_the_others_are_shown() {
     );
 }
 
+/// A set opens without a shard that is silent.
+#[cfg(feature = "redis")]
+#[test]
+fn a_silent_shard_is_named() {
+    let redis = fencelock_testbed::Redis::start().unwrap();
+    let text = format!(
+        "[store.orders]\nshards = {{ a = \"sqlite:$DIR/a.db\", b = \"{}?connect-timeout=4s\" }}\n",
+        redis.url()
+    );
+    let named = Named::new(&text);
+    assert_eq!(named.run(&["shards", "init", "--store", "@orders"]).code, 0);
+    let checked = named.run(&["config", "check", "--connect"]);
+    assert!(checked.out.contains("reached in"), "{checked:?}");
+    redis.pause().unwrap();
+    let (status, checked) = std::thread::scope(|scope| {
+        let status = scope.spawn(|| named.run(&["status"]));
+        let checked = named.run(&["config", "check", "--connect"]);
+        (status.join().unwrap(), checked)
+    });
+    // Opening, listing and looking it over wait for that shard, one after the other.
+    assert_eq!(status.code, 69, "{status:?}");
+    assert!(status.out.contains("shards:orders[b]"), "{}", status.out);
+    assert_eq!(checked.code, 69, "{checked:?}");
+    assert!(checked.err.contains("shards:orders[b]"), "{}", checked.err);
+}
+
+/// In the first phase of a move nothing is listed in the new store, but no lock is granted without it.
+#[cfg(feature = "redis")]
+#[test]
+fn a_store_to_which_locks_move_is_named_when_it_is_away() {
+    let redis = fencelock_testbed::Redis::builder().append_only("always");
+    let mut redis = redis.start().unwrap();
+    let text = format!(
+        "[store.mv]\nmigrate = {{ from = \"sqlite:$DIR/old.db\", to = \"{}?connect-timeout=1s\" }}\n",
+        redis.url()
+    );
+    let named = Named::new(&text);
+    let step = |words: &[&str]| {
+        let ran = named.run(&[&["migrate"], words, &["--store", "@mv"]].concat());
+        assert_eq!(ran.code, 0, "{ran:?}");
+    };
+    let status = || named.run(&["status"]);
+    step(&["prepare", "--pace", "1500ms", "--tight", "300ms"]);
+    step(&["begin", "--despite-findings"]);
+    let ran = named.run(&["status", "--json"]);
+    let json: Value = serde_json::from_str(&ran.out).unwrap();
+    let of = |member: &str| json[0][member].clone();
+    assert_eq!(
+        (ran.code, of("phase"), of("version")),
+        (0, 1.into(), 2.into())
+    );
+    assert!(of("by").as_str().unwrap().contains('@'), "{json}");
+    redis.kill9();
+    let ran = status();
+    assert_eq!(ran.code, 69, "{ran:?}");
+    assert!(ran.out.contains("redis://"), "{}", ran.out);
+    redis.restart().unwrap();
+    step(&["abort"]);
+    redis.kill9();
+    // Now nothing needs it.
+    let ran = status();
+    assert_eq!(ran.code, 0, "{ran:?}");
+}
+
 #[test]
 fn status_has_the_code_of_what_is_wrong() {
     let named = Named::new("[store.odd]\nurl = \"sqlite:$DIR/odd.db?no-such-option=1\"\n");

@@ -217,3 +217,23 @@ fn a_set_on_a_prefix_of_another_set_is_refused() {
         "it belongs to a set of stores",
     );
 }
+
+#[cfg(feature = "redis")]
+#[test]
+fn two_shards_on_one_server_are_a_finding() {
+    let redis = fencelock_testbed::Redis::start().unwrap();
+    let shard = |id: &str| {
+        let url = format!("{}?prefix={id}/", redis.url());
+        let url = url
+            .replace(':', "%3A")
+            .replace('?', "%3F")
+            .replace('=', "%3D");
+        format!("{id}={url}")
+    };
+    let set = format!("shards:?set=orders&{}&{}", shard("a"), shard("b"));
+    let fixture = Fixture::on(set);
+    assert_eq!(fixture.run(&["shards", "init"]).code, 0);
+    let doctor = fixture.run(&["doctor", "--purpose", "efficiency"]);
+    let told = "[a] and [b] are on one server";
+    assert!(doctor.out.contains(told), "{doctor:?}");
+}

@@ -1,5 +1,7 @@
 //! What is wrong with a set now: with each of its stores, and with the distribution of names over them.
 
+use std::collections::BTreeMap;
+
 use fencelock_core::engine::Cursor;
 use fencelock_core::{Engine, Finding, Purpose, Result};
 use futures_util::future::join_all;
@@ -23,7 +25,26 @@ pub(crate) async fn diagnose(set: &Routed) -> Result<Vec<Finding>> {
         held.push((member, count));
     }
     findings.extend(uneven(set, &held));
+    findings.extend(on_one_server(set.members()));
     Ok(findings)
+}
+
+/// A finding for two shards on one server, perhaps with different prefixes: one more name for the same load and the same end.
+fn on_one_server(members: &[Member]) -> Option<Finding> {
+    let mut known: BTreeMap<(String, Vec<String>), &str> = BTreeMap::new();
+    let twice = members.iter().find_map(|member| {
+        let server = member.server()?;
+        let before = known.insert(server, &member.id)?;
+        Some((before, member))
+    });
+    let (before, member) = twice?;
+    let what = format!(
+        "[{before}] and [{}] are on one server: it carries the load of both, and both end with it",
+        member.id
+    );
+    let change =
+        "give each shard a server of its own, or make one shard of them, with the weight of both";
+    Some(Finding::new(Purpose::Efficiency, what, change))
 }
 
 /// The findings of one store, and how many locks are held there, if it answers.

@@ -37,7 +37,7 @@ pub use migrate::Migrate;
 pub use migration::{How, Migration, Prepare, Status, Stepped, StoreStatus, Unpaired};
 pub use moving::engine::Moving;
 pub use open::Opening;
-pub use partial::list_partial;
+pub use partial::{list_partial, shards_away};
 pub use phase::Phase;
 pub use record_in::RecordIn;
 pub use set::Shards;

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use fencelock_core::engine::{StoreChange, StoreListener};
 use fencelock_core::layers::Breaker;
-use fencelock_core::{BootInstant, Clock, ConfigPart, Engine, Error, Result};
+use fencelock_core::{BootInstant, Clock, ConfigPart, Engine, Error, Result, StoreUrl};
 use futures_util::future::join_all;
 use tokio::sync::Mutex;
 
@@ -200,6 +200,13 @@ impl Member {
             Ok(stored)
         });
         stored.map_err(|why| Error::config(self, ConfigPart::Record, why))
+    }
+
+    /// The scheme and the hosts of its URL, in order. `None` if it has no host.
+    pub(crate) fn server(&self) -> Option<(String, Vec<String>)> {
+        let mut url = StoreUrl::parse(&self.store.to_string()).ok()?;
+        url.hosts.sort();
+        (!url.hosts.is_empty()).then_some((url.scheme, url.hosts))
     }
 
     /// Adds the id of this shard to an error of the store.

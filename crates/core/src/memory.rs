@@ -16,7 +16,7 @@ use crate::engine::{
 };
 use crate::support::Mutex;
 use crate::support::admission::admits;
-use crate::types::{BootInstant, ClaimId, Clock, LockName, Mode, Result, Token, Tokens};
+use crate::types::{BootInstant, ClaimId, Clock, Error, LockName, Mode, Result, Token, Tokens};
 
 /// How long the store keeps a grant that its waiter has not confirmed. A waiter that was not placed again stays for twice that
 /// time.
@@ -277,16 +277,20 @@ impl Engine for Memory {
 
     async fn place(&self, claim: &Claim) -> Result<Standing> {
         claim.check_floor(self, &self.promises)?;
-        let standing = self.on_lock(&claim.name, |lock, last, now| {
+        self.on_lock(&claim.name, |lock, last, now| {
             *last = (*last).max(claim.floor.get());
             if let Some(holder) = lock.holder(claim.id) {
-                if holder.claim.mode == Mode::Exclusive && claim.mode != Mode::Exclusive {
-                    holder.claim.mode = claim.mode;
-                    *last += 1;
-                    holder.tokens = Tokens::one(Token(*last));
-                    holder.token = Token(*last);
+                match holder.claim.mode {
+                    mode if mode == claim.mode => {}
+                    Mode::Exclusive => {
+                        holder.claim.mode = claim.mode;
+                        *last += 1;
+                        holder.tokens = Tokens::one(Token(*last));
+                        holder.token = Token(*last);
+                    }
+                    weaker => return Err(Error::stronger_mode(self, weaker)),
                 }
-                return Standing::Held(holder.grant(claim.ttl, now));
+                return Ok(Standing::Held(holder.grant(claim.ttl, now)));
             }
             let waits = lock
                 .queue
@@ -296,10 +300,10 @@ impl Engine for Memory {
                 let lease = claim.ttl + claim.lock_delay;
                 lock.grant(claim.clone(), self.sender.clone(), last, now, lease);
                 let granted = lock.holders.last_mut().map(|h| h.grant(claim.ttl, now));
-                return granted.map_or(Standing::Busy, Standing::Held);
+                return Ok(granted.map_or(Standing::Busy, Standing::Held));
             }
             if !claim.wait {
-                return Standing::Busy;
+                return Ok(Standing::Busy);
             }
             let until = now + CLAIM_WINDOW * 2;
             let ahead = waits.unwrap_or_else(|| {
@@ -314,12 +318,9 @@ impl Engine for Memory {
             lock.queue[ahead].until = until;
             let over = lock.holders.iter().map(|holder| holder.until).min();
             let window = now + CLAIM_WINDOW / 2;
-            Standing::Waiting(
-                Place::new(over.map_or(window, |over| window.min(over)) + Duration::from_millis(1))
-                    .ahead(ahead as u64),
-            )
-        });
-        Ok(standing)
+            let recheck = over.map_or(window, |over| window.min(over)) + Duration::from_millis(1);
+            Ok(Standing::Waiting(Place::new(recheck).ahead(ahead as u64)))
+        })
     }
 
     async fn wait(&self, claim: &Claim, _place: &Place) -> Result<Option<Grant>> {
@@ -336,9 +337,10 @@ impl Engine for Memory {
     async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
         let renew = |held: &HeldClaim| {
             self.on_lock(&held.claim.name, |lock, _, now| {
-                let holder = lock.holder(held.claim.id);
-                let Some(holder) = holder.filter(|holder| holder.tokens.contains(held.token))
-                else {
+                let is_of = |holder: &&mut Holder| {
+                    holder.claim.mode == held.claim.mode && holder.tokens.contains(held.token)
+                };
+                let Some(holder) = lock.holder(held.claim.id).filter(is_of) else {
                     return Renewal::Lost;
                 };
                 holder.token = held.token;

@@ -42,8 +42,14 @@ impl State {
         {
             if !entry.withdrawn {
                 let sent = Clock::Boot.now();
-                if entry.holds && entry.mode == Mode::Exclusive && claim.mode == Mode::Shared {
-                    return Box::pin(self.downgrade(claim, entry, sent)).await;
+                match entry.mode {
+                    mode if mode == claim.mode => {}
+                    Mode::Exclusive if entry.holds && claim.mode == Mode::Shared => {
+                        return Box::pin(self.downgrade(claim, entry, sent)).await;
+                    }
+                    Mode::Exclusive => {}
+                    // The key in the store keeps fewer others out than the mode that is asked for.
+                    weaker => return Err(Error::stronger_mode(&self.cluster.config.store, weaker)),
                 }
                 let standing = Box::pin(self.standing(claim, sent, None)).await?;
                 if let Some(standing) = standing {

@@ -99,7 +99,8 @@ impl State {
 
     fn holding(&self, held: &HeldClaim) -> Option<Entry> {
         let entry = self.entries.lock().get(held.claim.id).cloned()?;
-        let holds = entry.holds && !entry.withdrawn && entry.session.has_hold(held.claim.id);
+        let is_it = entry.mode == held.claim.mode && !entry.withdrawn;
+        let holds = is_it && entry.holds && entry.session.has_hold(held.claim.id);
         holds.then_some(entry)
     }
 

@@ -111,11 +111,11 @@ async fn release_once(
         moves_on: true,
         limit: state.config.response_timeout,
     };
-    let reply = state.ask(request).await?;
+    let reply = state.ask_again(request).await?;
     match state.read::<Released>(&reply, action) {
         Ok(released) => {
             let found = outcome(released.released);
-            // An earlier replica that did not answer has probably released it.
+            // An earlier request that had no answer has probably released it.
             let found = match found {
                 Withdrawn::Expired | Withdrawn::NotOwner if reply.in_doubt_before => {
                     Withdrawn::Released

@@ -13,7 +13,6 @@ use futures_util::future::join_all;
 use crate::config::Key;
 use crate::error::{Action, RequestError, unreadable};
 use crate::home::Home;
-use crate::reply::Reply;
 use crate::state::{Request, State};
 
 /// The longest body, in bytes. The service accepts one mebibyte; the rest is for what is not counted here.
@@ -153,10 +152,7 @@ async fn ask(
         moves_on: batch.home.is_none(),
         limit,
     };
-    let reply = match batch.home.is_some() || state.replicas.len() == 1 {
-        true => ask_twice(state, request).await?,
-        false => state.ask(request).await?,
-    };
+    let reply = state.ask_again(request).await?;
     let answered: RenewedMany = state.read(&reply, action)?;
     let fits = answered.claims.len() == held.len()
         && held
@@ -185,17 +181,6 @@ async fn ask(
         }
     });
     Ok(renewals.collect())
-}
-
-/// Asks the only address that there is. It may be a load balancer, or only the connection may be dead, so it is asked once
-/// more over another connection, while the first lease of a grant still runs: that is one claim window, whatever the ttl.
-async fn ask_twice(state: &State, request: Request<'_>) -> Result<Reply, RequestError> {
-    let part = (state.info.window() / 3).max(SHORTEST_LIMIT);
-    let limit = request.limit.min(part);
-    match state.ask(Request { limit, ..request }).await {
-        Err(failed) if failed.in_doubt => state.ask(request).await,
-        answer => answer,
-    }
 }
 
 fn claim_of(answer: &RenewedOne) -> &fencelock_core::ClaimId {

@@ -16,7 +16,7 @@ pub(crate) struct Reply {
     /// An instant before the request was sent.
     pub(crate) sent: BootInstant,
     pub(crate) replica: Asked,
-    /// Whether another replica got the request before and did not answer.
+    /// Whether a replica got the request before and did not answer.
     pub(crate) in_doubt_before: bool,
 }
 

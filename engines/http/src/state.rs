@@ -203,6 +203,25 @@ impl State {
         Err(failed.unwrap_or_else(|| self.unreached(request.action)))
     }
 
+    /// As [`State::ask`]; asks twice if there is no other address. That address may be a load balancer, or only the connection may
+    /// be dead, so it is asked once more over another connection, while the first lease of a grant still runs: that is one claim
+    /// window, whatever the ttl.
+    pub(crate) async fn ask_again(&self, request: Request<'_>) -> Result<Reply, RequestError> {
+        if request.home.is_none() && self.replicas.len() > 1 {
+            return self.ask(request).await;
+        }
+        let part = (self.info.window() / 3).max(SHORTEST_PART);
+        let limit = request.limit.min(part);
+        match self.ask(Request { limit, ..request }).await {
+            Err(failed) if failed.in_doubt => {
+                let mut reply = self.ask(request).await?;
+                reply.in_doubt_before = true;
+                Ok(reply)
+            }
+            answer => answer,
+        }
+    }
+
     /// How long one replica may take of the time that is left. A replica that hangs must leave time for another one. If no other
     /// one works, it gets all of the time.
     fn time_for(&self, index: usize, request: &Request<'_>, left: Duration) -> Duration {

@@ -40,11 +40,7 @@ fn take_step(
         Step::Downgrade => downgrade(transaction, claim)?,
         Step::Grant => grant(transaction, claim, &rows)?,
         Step::Refuse(mode) => {
-            return Ok(Err(Error::unsupported(
-                transaction.file,
-                "a change from a weaker mode to a stronger one",
-                format!("the claim holds as {}; release it first", mode.as_str()),
-            )));
+            return Ok(Err(Error::stronger_mode(transaction.file, mode)));
         }
         Step::Wait {
             ticket,

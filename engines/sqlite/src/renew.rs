@@ -47,7 +47,7 @@ fn prolong_all(
 ) -> Sql<Vec<Renewal>> {
     let sql = "SELECT state = 'asked', expiry FROM holders \
                WHERE name = ?1 AND claim = ?2 AND expiry > ?3 AND state <> 'abandoned' \
-               AND ?4 BETWEEN first AND first + count - 1";
+               AND ?4 BETWEEN first AND first + count - 1 AND mode = ?5";
     let mut select = transaction.connection.prepare_cached(sql)?;
     let sql = "UPDATE holders SET expiry = ?3, lock_delay = ?4, token = ?5, owner = ?6, label = ?7, written = ?8, bell = ?9 \
                WHERE name = ?1 AND claim = ?2";
@@ -57,7 +57,8 @@ fn prolong_all(
         let HeldClaim { claim, token, .. } = held;
         let (name, id) = (claim.name.as_str(), claim.id.as_bytes());
         let now = instant_value(transaction.now);
-        let values = params![name, id, now, token_value(*token)];
+        let mode = lease::mode_text(claim.mode);
+        let values = params![name, id, now, token_value(*token), mode];
         let live = select.query_row(values, |row| Ok((row.get(0)?, row.get(1)?)));
         let Some((asked, before)) = live.optional()? else {
             transaction.entries.remove_holding(claim.id);

@@ -350,6 +350,12 @@ impl State {
             Err(Failure::Refused(Refusal::NoNode)) => return Ok(Position::Gone),
             Err(other) => return Err(failure(other)),
         };
+        match names::mode_of(&node.name) {
+            Some(mode) if mode != claim.mode && mode != Mode::Exclusive => {
+                return Err(Error::stronger_mode(&self.config.store, mode));
+            }
+            _ => {}
+        }
         let sent = Clock::Boot.now();
         let confirm = confirm(&connection, &entry.lock_node.child(&node.name));
         let list = self.children(&connection, &entry.lock_node.path);

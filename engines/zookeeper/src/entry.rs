@@ -116,6 +116,11 @@ impl Entry {
 }
 
 impl Known {
+    /// The mode of its node.
+    pub(crate) fn mode(&self) -> Option<Mode> {
+        names::mode_of(&self.node.as_ref()?.name)
+    }
+
     /// Whether the hold has ended, or will be ended by the reaper as soon as that runs.
     pub(crate) fn has_ended(&mut self) -> bool {
         self.ended |= self.ends_at <= Clock::Boot.now();

@@ -112,6 +112,12 @@ pub(crate) fn mode(before: &str) -> Result<Mode, String> {
         .ok_or_else(|| word.to_owned())
 }
 
+/// The mode of this client's claim with this node.
+pub(crate) fn mode_of(node: &str) -> Option<Mode> {
+    let (before, _) = split_number(node)?;
+    mode(before).ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -83,16 +83,16 @@ impl State {
 
     /// How to renew a hold that is not uncertain.
     fn next_step(&self, hold: &Hold<'_>) -> Step {
-        let known = hold.entry.known.lock();
+        let (known, claim) = (hold.entry.known.lock(), &hold.held.claim);
         let ended = known.ended || known.node.is_none();
         if !ended && known.session.is_expired() {
             Step::SessionEnded
         } else if ended || Clock::Boot.now() > known.ends_at {
             Step::Lost
-        } else if !known.tokens().contains(hold.held.token) {
+        } else if !known.tokens().contains(hold.held.token) || known.mode() != Some(claim.mode) {
             // It holds by another grant.
             Step::Lost
-        } else if known.managed.timeout < self.sessions.timeout(&hold.held.claim) {
+        } else if known.managed.timeout < self.sessions.timeout(claim) {
             Step::Move
         } else {
             Step::Stay(known.session.id)

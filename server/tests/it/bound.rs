@@ -17,7 +17,13 @@ use crate::client::{
 };
 
 /// The replica that is meant, which a client of a bound store must name.
-async fn send(at: &Server, client: &Client, method: &str, path: &str, body: &Value) -> Answer {
+pub(crate) async fn send(
+    at: &Server,
+    client: &Client,
+    method: &str,
+    path: &str,
+    body: &Value,
+) -> Answer {
     let headers = [
         ("Fencelock-Key", client.key.secret()),
         ("Fencelock-Replica", at.service().id()),

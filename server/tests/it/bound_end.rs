@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use fencelock_core::ClaimId;
+use fencelock_core::layers::Trouble;
 use fencelock_server::Server;
 use fencelock_testbed::{Etcd, Flow, Proxy, Redlock, ZooKeeper};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-use crate::bound::{memory, put, release, renew};
-use crate::client::{Answer, Client, replica};
+use crate::bound::{memory, put, release, renew, send};
+use crate::client::{Answer, Client, is_free, replica, until};
 
 /// When a client that sent its request then must stop believing in this answer.
 fn end_of_validity(sent: Instant, answer: &Answer) -> Instant {
@@ -128,4 +129,41 @@ async fn etcd_a_slow_poll_is_told_no_longer_lease_than_its_replica_keeps() {
     let (at, _) = granted(&other, &clients[2], waits).await;
     let early = valid_until.saturating_duration_since(at);
     assert!(early.is_zero(), "{early:?} before the end of the validity");
+}
+
+/// The store answers the withdrawal of one claim late. Its client, who does not know that the claim is over, renews it together
+/// with another one.
+#[tokio::test]
+async fn a_withdrawal_that_takes_long_does_not_hold_up_renewals() {
+    let ((at, faults), client) = (memory().await, Client::new());
+    let mut all = Vec::new();
+    for name in ["a", "b"] {
+        let id = client.claim();
+        let taken = put(&at, &client, id, json!({"name": name})).await.is(200);
+        all.push(json!({"claim": id, "name": name, "token": taken["token"]}));
+    }
+    let (withdraws, mut withdrawn) = tokio::sync::mpsc::unbounded_channel();
+    let mut troubles = vec![Trouble::Hold, Trouble::LoseRequest];
+    faults.by_chance(move |call| match call {
+        "withdraw" => {
+            let _ = withdraws.send(());
+            troubles.pop().unwrap_or(Trouble::None)
+        }
+        _ => Trouble::None,
+    });
+    let ends: ClaimId = all[0]["claim"].as_str().unwrap().parse().unwrap();
+    release(&at, &client, ends)
+        .await
+        .is_problem(503, "unavailable");
+    // The replica repeats it.
+    for _ in 0..2 {
+        withdrawn.recv().await;
+    }
+    let body = json!({ "claims": all });
+    let renewed = send(&at, &client, "POST", "/v1/renewals", &body).await;
+    let states = &renewed.is(200)["claims"];
+    let states = [0, 1].map(|at| states[at]["state"].clone());
+    assert_eq!(states, ["lost", "held"], "{renewed:?}");
+    faults.open(1);
+    until(&at, "a", "free", is_free).await;
 }

@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
-use fencelock_core::Memory;
 use fencelock_core::layers::{Fault, Meter, Trouble};
-use fencelock_server::{AuditLog, Config, Server};
+use fencelock_core::{Engine, Evict, LockName, Memory};
+use fencelock_server::{AuditLog, Config, Server, Service};
 use fencelock_testbed::Dir;
+use futures_util::StreamExt;
 use http::Request;
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -38,6 +39,45 @@ async fn a_blocked_event_loop_is_unhealthy() {
     };
     let well = tokio::time::timeout(Duration::from_secs(10), well).await;
     well.expect("it does not recover");
+}
+
+/// A program serves the routes by itself. The replica passes on the store's events there, too.
+#[tokio::test]
+async fn a_router_without_the_server_hears_the_store() {
+    let store = Arc::new(Memory::new());
+    let service = Service::new(store.clone(), Config::default()).unwrap();
+    let client = Client::new();
+    let mut router = service.router();
+    let mut ask = async |method: &str, path: &str, body: String| {
+        let request = Request::builder().method(method).uri(path);
+        let request = request
+            .header("Host", "localhost")
+            .header("Fencelock-Key", client.key.secret())
+            .header("Content-Type", "application/json");
+        let answered = router.call(request.body(Body::from(body)).unwrap()).await;
+        answered.unwrap()
+    };
+    let id = client.claim();
+    let body = serde_json::json!({"name": "a"}).to_string();
+    let taken = ask("PUT", &format!("/v1/claims/{id}"), body).await;
+    assert_eq!(taken.status(), 200);
+    let listening = ask("GET", "/v1/events", String::new()).await;
+    assert_eq!(listening.status(), 200);
+    let mut events = listening.into_body().into_data_stream();
+    let name = LockName::new("a").unwrap();
+    let view = store.inspect().look(&name).await.unwrap();
+    let token = view.token().unwrap();
+    let evicted = store.inspect().evict(&name, token, Evict::Release).await;
+    assert!(evicted.unwrap());
+    let lost = async {
+        let mut all = String::new();
+        while !all.contains("event: lost") {
+            let part = events.next().await.expect("the events end").unwrap();
+            all.push_str(str::from_utf8(&part).unwrap());
+        }
+    };
+    let lost = tokio::time::timeout(Duration::from_secs(20), lost).await;
+    lost.expect("the event does not come");
 }
 
 #[tokio::test]

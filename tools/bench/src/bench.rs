@@ -61,7 +61,7 @@ impl Bench<'_> {
 
     /// Whether there is a bare client to compare with.
     pub(crate) fn has_baseline(&self) -> Result<bool> {
-        Ok(engine(self.url)? != "memory")
+        Ok(!matches!(engine(self.url)?, "memory" | "migrate"))
     }
 
     /// Whether each waiter has a client of its own: first shared clients, then own clients if that makes sense.

@@ -386,6 +386,7 @@ pub(crate) fn engine(url: &str) -> Result<&'static str> {
         "postgres" | "postgresql" => "postgres",
         "fencelock+http" | "fencelock+https" => "http",
         "shards" => "shards",
+        "migrate" => "migrate",
         "memory" => "memory",
         _ => "this engine",
     })

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fencelock_core::engine::{Claim, Grant, Leave, Place, Standing};
-use fencelock_core::{Error, Result, Token};
+use fencelock_core::{Error, Mode, Result, Token};
 use tokio::time::timeout;
 
 use crate::known::Route;
@@ -212,7 +212,7 @@ impl Acquiring<'_> {
 
     /// The grant, if the client may begin to believe in it now.
     async fn believe(&self, now: &Now, route: Route) -> Option<Grant> {
-        believe(self.state, self.entry, now, route).await
+        believe(self.state, self.entry, (now, route), self.claim.mode).await
     }
 }
 
@@ -221,8 +221,8 @@ impl Acquiring<'_> {
 pub(crate) async fn believe(
     state: &State,
     entry: &Entry,
-    now: &Now,
-    route: Route,
+    (now, route): (&Now, Route),
+    mode: Mode,
 ) -> Option<Grant> {
     let counts = route.counts?;
     let mut counted = None;
@@ -243,7 +243,7 @@ pub(crate) async fn believe(
         return None;
     }
     let mut grant = counted?;
-    entry.believe(counts, grant.tokens);
+    entry.believe(counts, grant.tokens, mode);
     let ends = latest.ends();
     grant.lease = grant.lease.min(ends.since(grant.counted_from));
     Some(grant)

@@ -9,7 +9,8 @@ use fencelock_core::engine::{
     StoreListener, Withdrawn,
 };
 use fencelock_core::support::Mutex;
-use fencelock_core::{ClaimId, Clock, Engine, Error, Inspect, LockName, Promises, Result};
+use fencelock_core::{ClaimId, Clock, Engine, Error, Inspect, LockName, Mode, Promises, Result};
+use futures_util::future::join_all;
 
 use crate::member::{close_all, identity_of};
 use crate::moving::acquire::place;
@@ -101,6 +102,13 @@ impl Engine for Moving {
     async fn place(&self, claim: &Claim) -> Result<Standing> {
         // Checked before the claim reaches a store.
         claim.check_floor(self, &self.promises)?;
+        let entry = self.state.entry(&claim.id);
+        match entry.and_then(|entry| entry.believed_mode()) {
+            Some(held) if held != claim.mode && held != Mode::Exclusive => {
+                return Err(Error::stronger_mode(self, held));
+            }
+            _ => {}
+        }
         match place(&self.state, claim).await {
             Err(error) => Err(self.failed(claim, error).await),
             Ok(Standing::Busy) => {
@@ -123,22 +131,23 @@ impl Engine for Moving {
         withdraw(&self.state, claim, how).await
     }
 
-    /// The record of the first store that answers and has one. The record is not changed here.
+    /// The record of the first store that has one. All stores that some names need must answer. The record is not changed here.
     async fn record(&self, scope: &str, change: Option<&RecordChange>) -> Result<Record> {
         if change.is_some() {
             let why = "each of its stores has one, which `fencelock migrate` writes";
             return Err(Error::unsupported(self, "a record of its own", why));
         }
-        let mut last = Ok(Record::default());
-        for member in &self.state.members {
+        let now = self.state.known()?;
+        let members = self.state.ids.iter().zip(&self.state.members);
+        let used = members.filter(|(id, _)| now.known.is_used(id));
+        let asked = used.map(async |(_, member)| {
             let asked = async { member.engine().await?.record(scope, None).await };
-            match asked.await {
-                Ok(record) if !record.text.is_empty() => return Ok(record),
-                Err(error) if !error.is_away() => return Err(error),
-                answer => last = answer,
-            }
-        }
-        last
+            asked.await.map_err(|error| member.named(error))
+        });
+        let records = join_all(asked).await.into_iter();
+        let records: Vec<Record> = records.collect::<Result<_>>()?;
+        let mut written = records.into_iter().filter(|record| !record.text.is_empty());
+        Ok(written.next().unwrap_or_default())
     }
 
     fn identity(&self) -> String {

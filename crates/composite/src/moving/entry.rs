@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use fencelock_core::engine::{Grant, HeldClaim};
 use fencelock_core::support::Mutex;
-use fencelock_core::{BootInstant, LockName, Token, Tokens};
+use fencelock_core::{BootInstant, LockName, Mode, Token, Tokens};
 use tokio::sync::Mutex as AsyncMutex;
 
 use crate::known::less_drift;
@@ -34,8 +34,8 @@ struct Standing {
     /// The store whose tokens the hold has. Set once the client believes in the hold, and as long as that store has the same
     /// tokens.
     counts: Option<usize>,
-    /// The tokens in which the client believes.
-    tokens: Option<Tokens>,
+    /// The tokens in which the client believes, and the mode of that grant.
+    tokens: Option<(Tokens, Mode)>,
     waits: Waits,
 }
 
@@ -85,11 +85,11 @@ impl Entry {
         self.standing.lock().waits = waits;
     }
 
-    /// Notes that the client believes from now on, in these tokens of this store.
-    pub(crate) fn believe(&self, counts: usize, tokens: Tokens) {
+    /// Notes that the client believes from now on, in these tokens of this store and in this mode.
+    pub(crate) fn believe(&self, counts: usize, tokens: Tokens, mode: Mode) {
         let mut standing = self.standing.lock();
         standing.counts = Some(counts);
-        standing.tokens = Some(tokens);
+        standing.tokens = Some((tokens, mode));
         standing.waits = Waits::ForNothing;
     }
 
@@ -107,10 +107,17 @@ impl Entry {
         false
     }
 
-    /// Whether a token is of another grant than that in which the client believes.
-    pub(crate) fn is_other(&self, token: Token) -> bool {
-        let tokens = self.standing.lock().tokens;
-        tokens.is_some_and(|tokens| !tokens.contains(token))
+    /// The mode of the grant in which the client believes, or did last.
+    pub(crate) fn believed_mode(&self) -> Option<Mode> {
+        let (_, mode) = self.standing.lock().tokens?;
+        Some(mode)
+    }
+
+    /// Whether a renewal is for another grant than that in which the client believes.
+    pub(crate) fn is_other(&self, held: &HeldClaim) -> bool {
+        let believed = self.standing.lock().tokens;
+        believed
+            .is_some_and(|(tokens, mode)| !tokens.contains(held.token) || mode != held.claim.mode)
     }
 
     /// Notes that the store of the hold's tokens was left, and has granted other tokens since.

@@ -186,7 +186,7 @@ impl Inspect for Moving {
     async fn diagnose(&self) -> Result<Vec<Finding>> {
         let state = self.state();
         let now = state.known()?;
-        let mut findings = Vec::new();
+        let (mut findings, mut versions) = (Vec::new(), Vec::new());
         for (id, member) in state.ids.iter().zip(&state.members) {
             let asked = async {
                 let engine = member.engine().await?;
@@ -197,6 +197,7 @@ impl Inspect for Moving {
             match asked.await {
                 Ok((found, record)) => {
                     findings.extend(found.iter().map(|finding| of_shard(id, finding)));
+                    versions.extend(member.read(&record.text).map(|stored| (stored.version, id)));
                     if record.text.is_empty() && (phase != Phase::New || now.known.is_used(id)) {
                         findings.push(of_shard(id, &without_record()));
                     }
@@ -206,15 +207,37 @@ impl Inspect for Moving {
                 Err(error) => tracing::debug!(%error, "a store that is not in use"),
             }
         }
-        if now.known.phase == Phase::Hush {
-            findings.push(Finding::new(
-                Purpose::Efficiency,
-                "nothing is granted: the set is between two stores",
-                "finish the step with `fencelock migrate finish`, or go back with `fencelock migrate abort`",
-            ));
-        }
+        findings.extend(under_way(&now));
+        findings.extend(differ(&versions));
         Ok(findings)
     }
+}
+
+/// A finding: the move is between its begin and its end.
+fn under_way(now: &Now) -> Option<Finding> {
+    let what = match now.known.phase {
+        Phase::Old | Phase::New => return None,
+        Phase::Hush => "nothing is granted: the set is between two stores",
+        Phase::BothOld | Phase::BothNew => {
+            "a move is under way: each lock is taken in two stores, and both must answer"
+        }
+    };
+    let change = "finish the step with `fencelock migrate finish`, or go back with `fencelock migrate abort`; `fencelock migrate status` tells since when, and who made the last step";
+    Some(Finding::new(Purpose::Efficiency, what, change))
+}
+
+/// A finding: a step was interrupted between two stores.
+fn differ(versions: &[(u64, &String)]) -> Option<Finding> {
+    let (oldest, newest) = (versions.iter().min()?, versions.iter().max()?);
+    if oldest.0 == newest.0 {
+        return None;
+    }
+    let what = format!(
+        "[{}] has version {} of the record, and [{}] has version {}: a step is being made, or was interrupted",
+        oldest.1, oldest.0, newest.1, newest.0
+    );
+    let change = "repeat the step, which writes the last version into all stores";
+    Some(Finding::new(Purpose::Efficiency, what, change))
 }
 
 fn away(error: &Error) -> Finding {

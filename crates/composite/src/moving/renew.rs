@@ -97,7 +97,7 @@ fn plan(
 ) -> Option<(Arc<Entry>, Route)> {
     // Only the process of a claim renews it, on a set that moves. A late renewal may be for an earlier grant.
     let entry = state.entry(&held.claim.id);
-    let Some(entry) = entry.filter(|entry| !entry.is_other(held.token)) else {
+    let Some(entry) = entry.filter(|entry| !entry.is_other(held)) else {
         answers.push(Answer::Lost(None));
         return None;
     };

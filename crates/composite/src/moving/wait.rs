@@ -36,7 +36,9 @@ pub(crate) async fn wait(state: &State, claim: &Claim, place: &Place) -> Result<
     entry.half(store).lock().await.grant = Some(grant);
     match route.second {
         // Otherwise the claim is placed again, to take the other store or to give this one back.
-        None if grant.tokens.first > route.floor => Ok(believe(state, &entry, &now, route).await),
+        None if grant.tokens.first > route.floor => {
+            Ok(believe(state, &entry, (&now, route), claim.mode).await)
+        }
         _ => Ok(None),
     }
 }

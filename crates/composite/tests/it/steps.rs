@@ -210,6 +210,33 @@ async fn a_version_that_a_restored_arbiter_had_is_left_out() {
     assert_eq!(version().await, before.map(|version| version + 2));
 }
 
+#[tokio::test]
+async fn doctor_tells_of_a_move_and_of_a_step_that_only_one_store_knows() {
+    let two = Two::prepared().await;
+    let before = two.new.record("", None).await.unwrap().text;
+    let client = two.client().await;
+    let found = async || {
+        let found = client.diagnose().await.unwrap().into_iter();
+        found
+            .map(|finding| finding.what)
+            .collect::<Vec<_>>()
+            .join("; ")
+    };
+    assert_eq!(found().await, "");
+    two.begin().await;
+    until("the move is told", async || {
+        found().await.contains("a move is under way")
+    })
+    .await;
+    assert!(!found().await.contains("version"));
+    restore(&two.new, &before).await;
+    let text = found().await;
+    assert!(
+        text.contains("[to] has version 1 of the record, and [from] has version 2"),
+        "{text}"
+    );
+}
+
 /// Its tokens since the backup would be given again.
 #[tokio::test]
 async fn a_store_that_counts_and_was_restored_grants_nothing_until_its_tokens_are_raised() {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::duration::in_words;
 use super::loss::LossReason;
+use super::mode::Mode;
 use super::name::LockName;
 
 /// A [`Result`](std::result::Result) with this crate's [`Error`].
@@ -266,6 +267,18 @@ impl Error {
     pub fn unsupported(store: impl ToString, what: &'static str, why: impl Into<String>) -> Self {
         let (store, why) = (store.to_string(), why.into());
         Self::Unsupported { store, what, why }
+    }
+
+    /// A claim that holds as `held`, and asks for a mode that is not weaker.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// let error = Error::stronger_mode("etcd://e1", Mode::Shared);
+    /// assert!(error.to_string().contains("holds as shared; release it first"));
+    /// ```
+    pub fn stronger_mode(store: impl ToString, held: Mode) -> Self {
+        let why = format!("the claim holds as {}; release it first", held.as_str());
+        Self::unsupported(store, "a change from a weaker mode to a stronger one", why)
     }
 
     /// No answer from the store.

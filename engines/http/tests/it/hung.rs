@@ -165,6 +165,26 @@ async fn a_release_whose_answer_does_not_come_is_told_as_released() {
     assert!(two.memory.is_empty());
 }
 
+/// Only one address is known. The connections break after the releases took effect, and before their answers.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_goes_on_over_another_connection() {
+    let memory = Memory::new();
+    let replicas = replicas(&memory, 1).await;
+    let guards = hold(&clients(&replicas).await, Duration::from_secs(30)).await;
+    let proxy = &replicas[0].proxy;
+    proxy.answers(Flow::Hold);
+    let breaks = async {
+        until("all are released", async || memory.is_empty()).await;
+        proxy.reset();
+        proxy.answers(Flow::Pass);
+    };
+    let released = join_all(guards.into_iter().map(Guard::release));
+    let (released, ()) = tokio::join!(quickly("a release", released), breaks);
+    for released in released {
+        assert_eq!(released.unwrap(), Release::Released);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_free_lock_is_taken_at_the_only_replica_that_does_not_hang() {
     for serves in 0..3 {

@@ -201,8 +201,10 @@ impl Dialect for Leases {
         let owners: Vec<&str> = claims().map(|claim| &*claim.owner).collect();
         let labels: Vec<Option<&str>> = claims().map(|claim| claim.label.as_deref()).collect();
         let shorten: Vec<bool> = held.iter().map(|held| held.shorten).collect();
+        let modes: Vec<_> = claims().map(|claim| mode_text(claim.mode)).collect();
+        let modes: Vec<&str> = modes.iter().map(|mode| &**mode).collect();
         let values: Values<'_> = &[
-            &names, &ids, &leases, &delays, &tokens, &owners, &labels, &shorten,
+            &names, &ids, &leases, &delays, &tokens, &owners, &labels, &shorten, &modes,
         ];
         let rows = self.query(session, "renewing holds", RENEW, values).await?;
         let kept = |claim: &Claim| {

@@ -45,8 +45,8 @@ pub(super) const RENEW: &str = "\
     expiry = CASE WHEN v.shorten THEN fencelock_now() + v.lease ELSE greatest(h.expiry, fencelock_now() + v.lease) END, \
     state = CASE h.state WHEN 'given' THEN 'held' ELSE h.state END, owner = v.owner, label = v.label \
     FROM unnest($1::text[], $2::bytea[], $3::bigint[], $4::bigint[], $5::bigint[], $6::text[], $7::text[], \
-        $8::bool[]) AS v (name, claim, lease, delay, token, owner, label, shorten) \
-    WHERE h.name = v.name AND h.claim = v.claim AND h.state <> 'abandoned' AND h.expiry > fencelock_now() \
+        $8::bool[], $9::text[]) AS v (name, claim, lease, delay, token, owner, label, shorten, mode) \
+    WHERE h.name = v.name AND h.claim = v.claim AND h.mode = v.mode AND h.state <> 'abandoned' AND h.expiry > fencelock_now() \
     AND v.token >= h.first AND v.token < h.first + h.count RETURNING h.claim, h.state = 'asked'";
 pub(super) const PROLONG: &str = "\
     UPDATE fencelock_holders SET expiry = greatest(expiry, fencelock_now() + $4), lock_delay = greatest(lock_delay, $5), \

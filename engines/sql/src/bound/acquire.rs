@@ -194,11 +194,7 @@ impl<D: Dialect> State<D> {
                 self.keep_alive(&mut hold, &claim).await
             }
             (false, Mode::Exclusive) => self.downgrade(&mut hold, claim).await,
-            (false, held) => Err(Error::unsupported(
-                &*self.dialect,
-                "a change from a weaker mode to a stronger one",
-                format!("the claim holds as {}; release it first", held.as_str()),
-            )),
+            (false, held) => Err(Error::stronger_mode(&*self.dialect, held)),
         };
         match renewed {
             Ok(asked_at) => self.hold(claim, entry, hold, asked_at).await,

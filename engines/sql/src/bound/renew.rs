@@ -46,7 +46,7 @@ impl<D: Dialect> State<D> {
         if hold.conn.signal.is_closed() {
             return (Renewal::Ended(LeaseKind::Connection), None);
         }
-        if !hold.tokens.contains(held.token) {
+        if !hold.tokens.contains(held.token) || hold.mode != held.claim.mode {
             // It holds by another grant.
             return (Renewal::Lost, None);
         }

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use fencelock_core::engine::{Claim, Grant, Leave, Place, Standing};
-use fencelock_core::{BootInstant, Clock, Error, Mode, Result, Token, Tokens};
+use fencelock_core::{BootInstant, Clock, Error, Result, Token, Tokens};
 
 use super::change::{Change, Written};
 use super::dialect::Dialect;
@@ -149,7 +149,7 @@ async fn decide<'a, D: Dialect>(
             true => Decision::Answer(held(claim, tokens, asked_at)),
             false => Decision::Again,
         },
-        Step::Refuse(mode) => return Err(Failure::Final(refuse_stronger(dialect, mode))),
+        Step::Refuse(mode) => return Err(Failure::Final(Error::stronger_mode(dialect, mode))),
         Step::Downgrade => Decision::Grant(Change::Grant {
             claim,
             ticket: None,
@@ -258,14 +258,6 @@ fn enqueue<'a>(claim: &'a Claim, ticket: Option<i64>, read: &Snapshot) -> Change
     let last = read.rows.queue.last().map_or(0, |last| last.ticket);
     let ticket = ticket.unwrap_or(last + 1);
     Change::Enqueue { claim, ticket }
-}
-
-fn refuse_stronger<D: Dialect>(dialect: &D, held: Mode) -> Error {
-    Error::unsupported(
-        dialect,
-        "a change from a weaker mode to a stronger one",
-        format!("the claim holds as {}; release it first", held.as_str()),
-    )
 }
 
 /// The answer for a claim in the queue. `left` is the remaining time of the holder that expires first, if only holders are in

@@ -25,6 +25,7 @@ pub(super) static CASES: &[Case] = &[
     case!(a_late_renewal_does_not_shorten),
     case!(a_renewal_with_an_old_token_is_lost).promised(|promises| promises.portable),
     case!(a_renewal_from_before_a_downgrade_is_lost).promised(|promises| promises.shared),
+    case!(a_hold_does_not_become_stronger).promised(|promises| promises.shared),
     case!(a_late_give_back_spares_the_next_grant)
         .server()
         .promised(|promises| promises.portable && promises.wake == Wake::Push),
@@ -384,6 +385,24 @@ async fn a_renewal_from_before_a_downgrade_is_lost(ctx: Ctx) {
     }
     is_kept(&*engine, &shared, SHORT, after.first).await;
     release(&*engine, &shared).await;
+    ctx.await_nothing_left().await;
+}
+
+/// A shared hold, beside which another claim holds, is placed and renewed in exclusive mode.
+async fn a_hold_does_not_become_stronger(ctx: Ctx) {
+    let (one, two) = (ctx.engine().await, ctx.engine().await);
+    let exclusive = claim(&ctx, &ctx.name(), Mode::Exclusive, false);
+    let shared = exclusive.clone().mode(Mode::Shared);
+    let beside = claim(&ctx, shared.name.as_str(), Mode::Shared, false);
+    held(&*one, &exclusive).await;
+    let token = held(&*one, &shared).await.tokens.first;
+    held(&*two, &beside).await;
+    let again = soon("an answer to a claim", one.place(&exclusive)).await;
+    assert!(!matches!(again, Ok(Standing::Held(_))), "{again:?}");
+    is_lost(&*one, &exclusive, LONG, token).await;
+    is_kept(&*one, &shared, SHORT, token).await;
+    release(&*two, &beside).await;
+    release(&*one, &shared).await;
     ctx.await_nothing_left().await;
 }
 
