@@ -24,6 +24,8 @@ pub(crate) struct Detached {
     pub(crate) held: HeldClaim,
     /// A secret: a process that has it may renew and release the hold.
     pub(crate) key: ClaimKey,
+    /// The only place where it can be renewed and released, if there is one.
+    pub(crate) home: Option<String>,
 }
 
 impl Detached {
@@ -94,7 +96,9 @@ fn parse(text: &str) -> Result<Detached, String> {
         return Err("its token is none".to_owned());
     }
     let held = HeldClaim::new(claim, token);
-    Ok(Detached { held, key })
+    let home = members.get("home").and_then(Value::as_str);
+    let home = home.map(str::to_owned);
+    Ok(Detached { held, key, home })
 }
 
 fn word<'a>(members: &'a Map<String, Value>, name: &str) -> Result<&'a str, String> {

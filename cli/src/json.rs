@@ -27,6 +27,8 @@ pub(crate) struct Taken<'a> {
     pub(crate) sequencer: &'a Sequencer,
     pub(crate) times: &'a Times,
     pub(crate) label: Option<&'a str>,
+    /// The only place where the grant can be renewed and released, if there is one.
+    pub(crate) home: Option<String>,
 }
 
 impl Taken<'_> {
@@ -57,6 +59,7 @@ impl Taken<'_> {
             ("sequencer", self.sequencer.to_string().into()),
             ("valid_ms", millis(guard.remaining())),
         ]);
+        all.extend(self.home.as_deref().map(|home| ("home", home.into())));
         all
     }
 }

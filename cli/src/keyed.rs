@@ -33,24 +33,28 @@ impl fmt::Display for Keyed {
     }
 }
 
-/// The store of a URL. If it must prove that a claim is its own, it uses this key.
-pub(crate) fn with_key(url: &str, key: &ClaimKey) -> Store {
+/// The store of a URL. If it must prove that a claim is its own, it uses this key; if claims belong to a part of it, that of the
+/// claim is its home.
+pub(crate) fn with_key(url: &str, key: &ClaimKey, home: Option<&str>) -> Store {
     #[cfg(feature = "http")]
     if let Ok(parsed) = fencelock::StoreUrl::parse(url)
         && parsed.scheme.starts_with("fencelock+http")
     {
-        return fencelock::http::Options::from(parsed)
-            .claim_key(key.secret())
-            .into();
+        let options = fencelock::http::Options::from(parsed).claim_key(key.secret());
+        return match home {
+            Some(home) => options.claim_home(home).into(),
+            None => options.into(),
+        };
     }
     #[cfg(not(feature = "http"))]
-    let _ = key;
+    let _ = (key, home);
     url.into()
 }
 
 /// Refuses a store whose holds end with their process.
 pub(crate) fn detachable(promises: &Promises, store: String) -> Result<(), Error> {
-    if promises.portable && promises.engine != "memory" {
+    // The service has the hold. If it belongs to a replica, the grant names that replica.
+    if promises.engine == "http" || (promises.portable && promises.engine != "memory") {
         return Ok(());
     }
     if promises.engine == "migrate" {

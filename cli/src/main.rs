@@ -36,6 +36,8 @@ mod store;
 mod supervisor;
 mod take;
 mod terminal;
+#[cfg(feature = "serve")]
+mod warnings;
 mod wire;
 
 use std::panic;

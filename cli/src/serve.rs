@@ -32,6 +32,7 @@ pub(crate) async fn serve(args: Serve, store: Wanted) -> Outcome {
     if let Some(ServeCommand::Token { name }) = &args.command {
         return token(name);
     }
+    crate::warnings::show();
     let file = config_file(store.config);
     let mut settings = settings(&args, file.as_ref())?;
     refuse_strangers(&settings)?;

@@ -92,7 +92,7 @@ pub(crate) async fn open(
         Some(key) => {
             let ids = key.claim_ids();
             // One token for each grant, since no other task of this process takes the lock next.
-            fencelock::connect(with_key(&url, key))
+            fencelock::connect(with_key(&url, key, None))
                 .batch(1)
                 .layer(move |engine| Arc::new(Keyed { engine, ids }))
         }

@@ -57,6 +57,7 @@ pub(crate) async fn take(args: Take, store: Wanted) -> Outcome {
             sequencer: &sequencer,
             times: &times,
             label: options.label.as_deref(),
+            home: client.home_of(&sequencer.claim),
         };
         let whole = grant.with_key(&key);
         match file.take() {
@@ -203,7 +204,8 @@ async fn open(
 ) -> Result<Arc<dyn Engine>, Failure> {
     let url = store.resolve()?.url;
     let engine = loop {
-        let opening = fencelock::open_engine(with_key(&url, &detached.key));
+        let opening =
+            fencelock::open_engine(with_key(&url, &detached.key, detached.home.as_deref()));
         match tokio::time::timeout_at(until, opening).await {
             Ok(Err(error)) if error.is_away() && Instant::now() + PAUSE < until => {
                 tokio::time::sleep(PAUSE).await;

@@ -4,7 +4,7 @@ use fencelock_testbed::Port;
 use rustix::process::Signal;
 use serde_json::json;
 
-#[cfg(any(feature = "tls", feature = "etcd"))]
+#[cfg(any(feature = "tls", feature = "etcd", feature = "redis"))]
 use crate::fixture::until;
 use crate::fixture::{Fixture, finish};
 use crate::service::Service;
@@ -57,6 +57,24 @@ fn a_signal_drains_it() {
         // The hold of a client stays its own.
         assert!(!fixture.show(name)["token"].is_null());
     }
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn warnings_are_lines_on_standard_error() {
+    let redis = fencelock_testbed::Redis::start().unwrap();
+    // A replica may stand still for half of that.
+    let fixture = Fixture::on(format!("{}?claim-window=2s", redis.url()));
+    let service = Service::start(&fixture, &[]);
+    service.running().signal(Signal::STOP);
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    service.running().signal(Signal::CONT);
+    let warned = || {
+        fixture
+            .read("serve")
+            .contains("WARN this process stood still")
+    };
+    until("the warning", warned);
 }
 
 #[test]

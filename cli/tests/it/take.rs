@@ -148,6 +148,34 @@ fn through_the_service_before_redis() {
     hands_a_hold_on(&Fixture::on(service.store()), &behind);
 }
 
+/// There a claim belongs to one replica, which the grant names.
+#[cfg(all(feature = "http", feature = "serve", feature = "etcd"))]
+#[test]
+fn through_two_replicas_before_etcd() {
+    use crate::service::Service;
+
+    let etcd = fencelock_testbed::Etcd::builder().start().unwrap();
+    let behind = [Fixture::on(etcd.url()), Fixture::on(etcd.url())];
+    let replicas = behind.each_ref().map(|store| Service::start(store, &[]));
+    let hosts = replicas
+        .each_ref()
+        .map(|replica| replica.store().replace("fencelock+http://", ""));
+    // It draws which replica is asked first.
+    let fixture = Fixture::on(format!("fencelock+http://{}", hosts.join(",")));
+    hands_a_hold_on(&fixture, &behind[0]);
+    take(&fixture, &["--ttl", "20s"]);
+    let grant: Value = serde_json::from_str(&fixture.read("grant")).unwrap();
+    let (_, home) = grant["home"].as_str().unwrap().split_once('@').unwrap();
+    let home = hosts.iter().position(|host| host == home).unwrap();
+    for replica in replicas.into_iter().skip(home).take(1) {
+        drop(replica);
+    }
+    // The other replica cannot go on with it, and says nothing about it.
+    let renewed = fixture.run(&["renew", "--grant", "grant", "-w", "1s"]);
+    assert_eq!(renewed.code, 69, "{renewed:?}");
+    assert!(!behind[0].show("a")["token"].is_null());
+}
+
 #[test]
 fn without_a_file_the_key_is_printed() {
     let fixture = Fixture::new();

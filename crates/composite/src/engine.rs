@@ -185,6 +185,11 @@ impl Engine for Routed {
         }
     }
 
+    /// The lock service is no store of a set.
+    fn home_of(&self, _: &ClaimId) -> Option<String> {
+        None
+    }
+
     fn identity(&self) -> String {
         identity_of(&self.common, &self.members)
     }

@@ -18,7 +18,7 @@ use crate::runtime::owners::who_am_i;
 use crate::runtime::renewer;
 use crate::runtime::state::{Settings, State};
 use crate::runtime::withdraw::{self, CLOSING};
-use crate::types::{Error, LockName, Owner, Result, Sequencer, Token};
+use crate::types::{ClaimId, Error, LockName, Owner, Result, Sequencer, Token};
 
 /// How often a lock is handed on within this process before the store's queue has its turn.
 pub const DEFAULT_BATCH: u32 = 16;
@@ -413,6 +413,23 @@ impl Client {
     /// ```
     pub fn store_of(&self, name: &str) -> Result<String> {
         Ok(self.state.engine.store_of(&LockName::new(name)?))
+    }
+
+    /// The only place where a claim of this client can be renewed and released, if there is one: see [`Engine::home_of`].
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let guard = client.lock("report").await?;
+    /// assert_eq!(client.home_of(&guard.sequencer().await?.claim), None);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn home_of(&self, claim: &ClaimId) -> Option<String> {
+        self.state.engine.home_of(claim)
     }
 
     /// The lock as it is now.

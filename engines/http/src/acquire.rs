@@ -101,7 +101,7 @@ pub(crate) async fn put(
     };
     let body = state.json(&take(claim, time))?;
     let action = Action::of("taking", &claim.name);
-    let home = state.entries.home(&claim.id);
+    let home = state.home_of(&claim.id);
     let request = Request {
         ask: Ask {
             method: &Method::PUT,

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use fencelock_core::engine::{Address, host_and_port};
@@ -10,6 +11,7 @@ use fencelock_wire::ClaimKey;
 use http::HeaderValue;
 
 use crate::choices::{IDENTITIES, Identity, SPREADS, Spread};
+use crate::home::Home;
 use crate::options::Options;
 use crate::tls::Tls;
 
@@ -49,6 +51,8 @@ pub(crate) struct Config {
     pub(crate) bearer: Option<HeaderValue>,
     /// The first key is this client's own. The others are those of other clients.
     pub(crate) keys: Vec<Key>,
+    /// The replica to which the claims of those other clients belong.
+    pub(crate) home: Option<Arc<Home>>,
     pub(crate) connect_timeout: Duration,
     pub(crate) response_timeout: Duration,
     pub(crate) spread: Spread,
@@ -88,8 +92,13 @@ impl Config {
                 url.refuse("it has a user; the service knows clients by token-file or tls-cert")
             );
         }
-        let keys = keys(&url, &own)?;
-        let replicas = addresses.iter().map(host_and_port).collect();
+        let keys = keys(&url, &own.keys)?;
+        let replicas: Vec<_> = addresses.iter().map(host_and_port).collect();
+        let home = own.home.map(|home| {
+            let needs_tls = bearer.is_some() && tls.is_none();
+            Home::read(&home, &replicas, needs_tls).map_err(|why| url.refuse(why))
+        });
+        let home = home.transpose()?.map(Arc::new);
         url.finish()?;
         Ok(Self {
             store,
@@ -97,6 +106,7 @@ impl Config {
             tls,
             bearer,
             keys,
+            home,
             connect_timeout,
             response_timeout,
             spread,

@@ -73,6 +73,11 @@ impl Engine for Http {
         self.state.config.claim_ids()
     }
 
+    fn home_of(&self, claim: &ClaimId) -> Option<String> {
+        let home = self.state.home_of(claim)?;
+        Some(home.to_string())
+    }
+
     fn events(&self) -> Result<EventStream> {
         let events = self.events.take(self)?;
         if self.state.info.tells_events() {

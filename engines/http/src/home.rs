@@ -3,11 +3,13 @@
 //! A claim belongs to the replica that got its first request, and every later request names that replica by its id. A replica
 //! that was restarted has another id, and so has another replica behind the same balancer. Both refuse the request.
 
+use std::fmt;
 use std::sync::Arc;
 
 use fencelock_core::support::Mutex;
 use fencelock_core::{ConfigPart, Error, Result};
 use fencelock_wire::Store;
+use http::uri::Authority;
 use http::{HeaderValue, Uri};
 
 use crate::config::{Config, is_local};
@@ -41,6 +43,38 @@ impl Home {
         let id = HeaderValue::from_str(&said.replica);
         let id = id.map_err(|_| refuse("its id cannot be sent in a header".to_owned()))?;
         Ok(Self { index, address, id })
+    }
+
+    /// Reads `ID@HOST:PORT`, which another process got. `local` says that it must be on this machine.
+    pub(crate) fn read(text: &str, replicas: &[String], local: bool) -> Result<Self, String> {
+        let unusable = || format!("{text:?} is not the replica of a claim, as ID@HOST:PORT");
+        let (id, address) = text.split_once('@').ok_or_else(unusable)?;
+        let authority: Authority = address.parse().map_err(|_| unusable())?;
+        let is_id = !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_alphanumeric());
+        if !is_id || authority.port().is_none() || address.contains('@') {
+            return Err(unusable());
+        }
+        let host = authority.host();
+        if local && !is_local(host.trim_start_matches('[').trim_end_matches(']')) {
+            return Err(format!(
+                "the claim belongs to the replica {address}: that is another machine, and a token is not sent there without TLS"
+            ));
+        }
+        let listed = replicas.iter().position(|listed| listed == address);
+        Ok(Self {
+            // For one that is not listed: its failures count as those of the first one.
+            index: listed.unwrap_or(0),
+            address: address.to_owned(),
+            id: HeaderValue::from_str(id).map_err(|_| unusable())?,
+        })
+    }
+}
+
+/// As [`Home::read`] reads it.
+impl fmt::Display for Home {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let id = self.id.to_str().unwrap_or_default();
+        write!(f, "{id}@{}", self.address)
     }
 }
 
@@ -157,6 +191,23 @@ mod tests {
             let home = plain(advertise).unwrap();
             assert_eq!((home.address.as_str(), home.index), (address, 0));
         }
+    }
+
+    #[test]
+    fn a_home_is_read_as_it_is_written() {
+        let listed = ["a:1".to_owned(), "b:2".to_owned()];
+        for (text, index) in [("0a1b@b:2", 1), ("0a1b@[::1]:7", 0)] {
+            let home = Home::read(text, &listed, false).unwrap();
+            assert_eq!((home.to_string().as_str(), home.index), (text, index));
+        }
+        for bad in [
+            "", "b:2", "@b:2", "0a@", "0a@b", "0 a@b:2", "0a@u@b:2", "0a@b:2/x",
+        ] {
+            assert!(Home::read(bad, &listed, false).is_err(), "{bad}");
+        }
+        // A token would go there in the clear.
+        assert!(Home::read("0a@gw-1:1", &listed, true).is_err());
+        assert!(Home::read("0a@127.0.0.1:1", &listed, true).is_ok());
     }
 
     #[test]

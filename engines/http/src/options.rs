@@ -24,8 +24,15 @@ use crate::choices::{IDENTITIES, Identity, SPREADS, Spread};
 #[derive(Clone)]
 pub struct Options {
     pub(crate) url: StoreUrl,
-    /// Claim keys of other clients.
-    pub(crate) own: Vec<String>,
+    pub(crate) own: Others,
+}
+
+/// The claims of other clients that this client continues.
+#[derive(Clone, Default)]
+pub(crate) struct Others {
+    pub(crate) keys: Vec<String>,
+    /// The replica to which they belong.
+    pub(crate) home: Option<String>,
 }
 
 impl Options {
@@ -60,7 +67,15 @@ impl Options {
     /// ```
     #[must_use]
     pub fn claim_key(mut self, key: impl Into<String>) -> Self {
-        self.own.push(key.into());
+        self.own.keys.push(key.into());
+        self
+    }
+
+    /// The replica to which the claims of those other clients belong, on a store whose claims belong to a replica: the text of
+    /// [`Engine::home_of`](fencelock_core::Engine::home_of). It has no form in a URL.
+    #[must_use]
+    pub fn claim_home(mut self, home: impl Into<String>) -> Self {
+        self.own.home = Some(home.into());
         self
     }
 

@@ -93,7 +93,7 @@ async fn release_once(
     at: Option<usize>,
 ) -> Result<(Withdrawn, BootInstant), RequestError> {
     let key = state.key_of(claim)?;
-    let home = state.entries.home(&claim.id);
+    let home = state.home_of(&claim.id);
     if state.homes.is_some() && home.is_none() {
         // No replica got a request for it.
         return Ok((Withdrawn::NotOwner, Clock::Boot.now()));

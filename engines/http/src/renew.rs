@@ -25,7 +25,7 @@ pub(crate) async fn renew(state: &State, held: &[HeldClaim]) -> Vec<Renewal> {
     let mut renewals: Vec<Option<Renewal>> = held.iter().map(|_| None).collect();
     let mut batches: Vec<Batch<'_>> = Vec::new();
     for (index, one) in held.iter().enumerate() {
-        let home = state.entries.home(&one.claim.id);
+        let home = state.home_of(&one.claim.id);
         match state.key_of(&one.claim) {
             // The claim was withdrawn.
             Ok(_) if state.homes.is_some() && home.is_none() => {

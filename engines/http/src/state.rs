@@ -31,7 +31,7 @@ const MOST_KNOWN: usize = 256;
 const SHORTEST_PART: Duration = Duration::from_millis(20);
 
 /// How many connections to a load balancer are tried before its replica counts as one that does not answer.
-const TRIES: usize = 4;
+const TRIES: usize = 16;
 
 #[derive(Debug)]
 pub(crate) struct State {
@@ -345,6 +345,16 @@ impl State {
         }
     }
 
+    /// The replica to which a claim belongs, if it was placed by this engine, or another process told it.
+    pub(crate) fn home_of(&self, claim: &ClaimId) -> Option<Arc<Home>> {
+        let placed = self.entries.home(claim);
+        placed.or_else(|| {
+            let others = &self.config.keys[1..];
+            let is_of_others = others.iter().any(|key| key.key.speaks_for(claim));
+            self.config.home.clone().filter(|_| is_of_others)
+        })
+    }
+
     /// Notes with the claim that a request of it may take effect late.
     fn note_doubt(&self, request: Request<'_>, error: &RequestError, sent: BootInstant) {
         if let Some(claim) = request.claim
@@ -455,12 +465,15 @@ impl State {
                 false => Served::Ours,
             };
         };
-        for _ in 0..TRIES {
+        for attempt in 0..TRIES {
             let is_it = |known: &String| known.as_bytes() == id.as_bytes();
             if self.known.lock().iter().any(is_it) {
                 return Served::Ours;
             }
-            match ask_store(&self.config, &self.connections, address, limit).await {
+            // A load balancer chooses by connection: one that is open would lead to the same replica again and again.
+            let fresh = (attempt > 0).then(|| Connections::new(&self.config));
+            let connections = fresh.as_ref().unwrap_or(&self.connections);
+            match ask_store(&self.config, connections, address, limit).await {
                 Ok(store) => {
                     if let Some(why) = self.info.differs(&store) {
                         return Served::Other(why);

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use fencelock_core::engine::{Engine, Promises};
 use fencelock_core::layers::{Fault, FaultHandle, Layer, Trouble};
-use fencelock_core::{ClaimId, Memory};
-use fencelock_server::Server;
+use fencelock_core::{ClaimId, Error, LeaseKind, Memory};
+use fencelock_server::{Config, Server, Service};
 use fencelock_testbed::{Etcd, Redlock, ZooKeeper};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
@@ -93,6 +93,16 @@ pub(crate) async fn replica_of(below: Arc<dyn Engine>) -> Server {
 pub(crate) async fn memory() -> (Server, FaultHandle) {
     let (fault, handle) = Fault::new(Arc::new(Memory::new()));
     (replica_of(Arc::new(fault)).await, handle)
+}
+
+/// A hold that lasts as long as a connection to a database cannot be renewed from another replica, or by another process.
+#[test]
+fn a_store_whose_holds_depend_on_a_connection_is_refused() {
+    let below = Arc::new(Memory::new());
+    let promises = below.promises().clone().lease(LeaseKind::Connection);
+    let refused = Service::new(Arc::new(Bound { below, promises }), Config::default());
+    let refused = refused.unwrap_err();
+    assert!(matches!(refused, Error::Config { .. }), "{refused}");
 }
 
 #[tokio::test]

@@ -97,19 +97,33 @@ async fn a_wait_ends_with_the_lock() {
     assert!(taken.is(201)["lease_ms_since_sent"].as_u64().unwrap() >= 59_000);
 }
 
+/// A client that closes its side of the connection after the request has gone away, too: the service cannot tell it from one that
+/// ended.
 #[tokio::test]
 async fn a_waiter_whose_client_goes_away_leaves_the_queue() {
     let (at, client) = (one_with_long_polls().await, Client::new());
     let id = client.claim();
     client.hold(&at, id, "a").await;
-    let mut stream = TcpStream::connect(at.address()).await.unwrap();
-    let take = request("POST", "/v1/claims", &[], r#"{"name":"a","wait_ms":60000}"#);
-    stream.write_all(&take).await.unwrap();
-    until(&at, "a", "waited for", |lock| waiters(lock) == 1).await;
-    let gone = Instant::now();
-    drop(stream);
-    until(&at, "a", "left", |lock| waiters(lock) == 0).await;
-    assert!(gone.elapsed() < PUSHED, "it lapsed instead");
+    for closes_its_side in [false, true] {
+        let mut stream = TcpStream::connect(at.address()).await.unwrap();
+        let take = request("POST", "/v1/claims", &[], r#"{"name":"a","wait_ms":60000}"#);
+        stream.write_all(&take).await.unwrap();
+        until(&at, "a", "waited for", |lock| waiters(lock) == 1).await;
+        let gone = Instant::now();
+        let kept = match closes_its_side {
+            true => {
+                stream.shutdown().await.unwrap();
+                Some(stream)
+            }
+            false => {
+                drop(stream);
+                None
+            }
+        };
+        until(&at, "a", "left", |lock| waiters(lock) == 0).await;
+        assert!(gone.elapsed() < PUSHED, "it lapsed instead");
+        drop(kept);
+    }
 }
 
 #[tokio::test]

@@ -33,6 +33,7 @@ pub fn wants_more() -> bool {
 pub fn all() -> Vec<&'static dyn Subject> {
     let more: &[&'static dyn Subject] = match wants_more() {
         true => &[
+            &http::BALANCED,
             &http::SQLITE,
             &http::POSTGRES,
             &http::MYSQL,

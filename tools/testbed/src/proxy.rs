@@ -59,6 +59,9 @@ const MOST_KEPT: usize = 200;
 /// How long a repeated request waits for its answer.
 const REPEATED: Duration = Duration::from_secs(2);
 
+/// The servers behind a port. Each connection goes to the next one.
+type Targets = Vec<SocketAddr>;
+
 /// A chunk of requests and where it was sent.
 type Kept = (SocketAddr, Vec<u8>);
 
@@ -108,10 +111,18 @@ impl Proxy {
     /// As [`Proxy::start`].
     pub fn start_all(targets: &[u16]) -> Result<Self> {
         let here = |port: &u16| SocketAddr::from((Ipv4Addr::LOCALHOST, *port));
-        Self::before(
-            &targets.iter().map(here).collect::<Vec<_>>(),
-            Beginning::default(),
-        )
+        let ways = targets.iter().map(|target| vec![here(target)]);
+        Self::before(ways.collect(), Beginning::default())
+    }
+
+    /// Starts a proxy with one port for several targets, like a load balancer: each connection goes to the next target.
+    ///
+    /// # Errors
+    /// As [`Proxy::start`].
+    pub fn balance(targets: &[u16]) -> Result<Self> {
+        let here = |port: &u16| SocketAddr::from((Ipv4Addr::LOCALHOST, *port));
+        let ways = vec![targets.iter().map(here).collect()];
+        Self::before(ways, Beginning::default())
     }
 
     /// Starts a proxy in front of `127.0.0.1:target` whose connections begin like this.
@@ -120,7 +131,7 @@ impl Proxy {
     /// As [`Proxy::start`].
     pub(crate) fn start_with(target: u16, beginning: Beginning) -> Result<Self> {
         let target = SocketAddr::from((Ipv4Addr::LOCALHOST, target));
-        Self::before(&[target], beginning)
+        Self::before(vec![vec![target]], beginning)
     }
 
     /// Starts a proxy in front of a server that may be on another machine.
@@ -128,10 +139,11 @@ impl Proxy {
     /// # Errors
     /// As [`Proxy::start`].
     pub fn to(target: SocketAddr) -> Result<Self> {
-        Self::before(&[target], Beginning::default())
+        Self::before(vec![vec![target]], Beginning::default())
     }
 
-    fn before(targets: &[SocketAddr], beginning: Beginning) -> Result<Self> {
+    /// Starts a proxy with a port for each of these lists of targets.
+    fn before(targets: Vec<Targets>, beginning: Beginning) -> Result<Self> {
         let ports: Vec<Port> = targets
             .iter()
             .map(|_| Port::free())
@@ -140,7 +152,7 @@ impl Proxy {
         let (orders, ordered) = mpsc::unbounded_channel();
         let counters = Arc::new(Counters::default());
         let numbers = ports.iter().map(Port::number);
-        let ways: Vec<(u16, SocketAddr)> = numbers.zip(targets.iter().copied()).collect();
+        let ways: Vec<(u16, Targets)> = numbers.zip(targets).collect();
         let proxy = Self {
             ports,
             rules,
@@ -271,17 +283,18 @@ impl Drop for Proxy {
 
 /// Accepts connections and executes orders until the proxy is dropped.
 async fn serve(
-    (ways, beginning): (Vec<(u16, SocketAddr)>, Beginning),
+    (ways, beginning): (Vec<(u16, Targets)>, Beginning),
     rules: watch::Receiver<Rules>,
     mut orders: mpsc::UnboundedReceiver<Order>,
     counters: Arc<Counters>,
 ) {
-    let mut listeners: Vec<(TcpListener, SocketAddr)> = Vec::new();
+    let mut listeners: Vec<(TcpListener, Targets)> = Vec::new();
     loop {
         let accepted = std::future::poll_fn(|context| {
-            for (listener, target) in &listeners {
+            for (listener, targets) in &mut listeners {
                 if let Poll::Ready(accepted) = listener.poll_accept(context) {
-                    return Poll::Ready((accepted, *target));
+                    targets.rotate_left(1);
+                    return Poll::Ready((accepted, targets[0]));
                 }
             }
             Poll::Pending
@@ -334,11 +347,11 @@ async fn repeat(target: SocketAddr, chunk: Vec<u8>) {
     }
 }
 
-async fn listen(ways: &[(u16, SocketAddr)]) -> std::io::Result<Vec<(TcpListener, SocketAddr)>> {
+async fn listen(ways: &[(u16, Targets)]) -> std::io::Result<Vec<(TcpListener, Targets)>> {
     let mut listeners = Vec::new();
-    for (port, target) in ways {
+    for (port, targets) in ways {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).await?;
-        listeners.push((listener, *target));
+        listeners.push((listener, targets.clone()));
     }
     Ok(listeners)
 }

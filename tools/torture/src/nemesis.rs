@@ -99,7 +99,7 @@ impl Targets {
 
     fn begin(&mut self, plan: &Plan, random: &mut Rng, active: &[Active]) -> Option<Active> {
         let kind = plan.faults[random.usize(0..plan.faults.len())];
-        let nodes = self.store.as_ref().map_or(0, |store| store.ports().len());
+        let nodes = self.store.as_ref().map_or(0, |store| store.nodes());
         let targets = match kind.whom() {
             Whom::Server => nodes.max(1),
             Whom::Network | Whom::Client => self.workers.len(),

@@ -150,6 +150,11 @@ impl Engine for Moving {
         Ok(written.next().unwrap_or_default())
     }
 
+    /// The lock service is no store of a set.
+    fn home_of(&self, _: &ClaimId) -> Option<String> {
+        None
+    }
+
     fn identity(&self) -> String {
         identity_of(&self.state.common, &self.state.members)
     }

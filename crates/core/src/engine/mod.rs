@@ -127,6 +127,13 @@ pub trait Engine: Debug + Display + Send + Sync + 'static {
         None
     }
 
+    /// The only place where a claim of this engine can be renewed and released, if it is not the whole store: the replica of the
+    /// lock service to which the claim belongs. A process that continues the claim gives this text to its own engine.
+    fn home_of(&self, claim: &ClaimId) -> Option<String> {
+        let _ = claim;
+        None
+    }
+
     /// What distinguishes this store from others: its address, and all else that decides which locks a name means there. It has
     /// no secret. Programs that share locks compare it.
     fn identity(&self) -> String {

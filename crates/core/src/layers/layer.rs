@@ -67,6 +67,11 @@ pub trait Layer: Debug + Display + Send + Sync + 'static {
         self.below().claim_ids()
     }
 
+    /// See [`Engine::home_of`].
+    fn home_of(&self, claim: &ClaimId) -> Option<String> {
+        self.below().home_of(claim)
+    }
+
     /// See [`Engine::identity`].
     fn identity(&self) -> String {
         self.below().identity()
@@ -174,6 +179,10 @@ impl<L: Layer> Engine for L {
 
     fn claim_ids(&self) -> Option<[u8; 10]> {
         Layer::claim_ids(self)
+    }
+
+    fn home_of(&self, claim: &ClaimId) -> Option<String> {
+        Layer::home_of(self, claim)
     }
 
     fn identity(&self) -> String {

@@ -1,5 +1,5 @@
 //! The lock service: two replicas, each a real HTTP server, on the store of another subject. Every request of every
-//! client goes to a random replica.
+//! client goes to a random replica, or each connection goes to the next replica, as by a load balancer.
 //!
 //! Where the server of a case is the store's, the store has the faults, and the proxy is between clients and replicas.
 //! [`OneReplica`] is the other way round: its server is a replica in a process of its own.
@@ -22,16 +22,30 @@ use crate::subjects::{etcd, memory, mysql, postgres, redis, redlock, sqlite, zoo
 pub(crate) struct TwoReplicas {
     name: &'static str,
     behind: &'static dyn Subject,
+    /// Whether clients know one address alone, that of a load balancer.
+    balanced: bool,
 }
 
 impl TwoReplicas {
     const fn before(name: &'static str, behind: &'static dyn Subject) -> Self {
-        Self { name, behind }
+        let balanced = false;
+        Self {
+            name,
+            behind,
+            balanced,
+        }
+    }
+
+    const fn balanced(mut self) -> Self {
+        self.balanced = true;
+        self
     }
 }
 
 pub(crate) static MEMORY: TwoReplicas = TwoReplicas::before("http-memory", &memory::InMemory);
 pub(crate) static REDIS: TwoReplicas = TwoReplicas::before("http-redis", &redis::OneRedis);
+pub(crate) static BALANCED: TwoReplicas =
+    TwoReplicas::before("http-balanced", &redis::OneRedis).balanced();
 pub(crate) static SQLITE: TwoReplicas = TwoReplicas::before("http-sqlite", &sqlite::InFile);
 pub(crate) static POSTGRES: TwoReplicas = TwoReplicas::before("http-postgres", &postgres::LEASE);
 pub(crate) static MYSQL: TwoReplicas = TwoReplicas::before("http-mysql", &mysql::LEASE);
@@ -66,10 +80,16 @@ impl Subject for TwoReplicas {
             .iter()
             .map(|replica| replica.address().port())
             .collect();
+        let balancer = self.balanced.then(|| Proxy::balance(&ports)).transpose()?;
+        let ports = match &balancer {
+            Some(balancer) => vec![balancer.port()],
+            None => ports,
+        };
         let proxy = server.then(|| Proxy::start_all(&ports)).transpose()?;
         Ok(Box::new(Served {
             claims: Claims::new()?,
             _replicas: replicas,
+            _balancer: balancer,
             ports,
             proxy,
             tokens,
@@ -150,6 +170,8 @@ struct Served {
     claims: Claims,
     /// The replicas. They end with the store.
     _replicas: [fencelock_server::Server; 2],
+    _balancer: Option<Proxy>,
+    /// Where clients reach them.
     ports: Vec<u16>,
     proxy: Option<Proxy>,
     tokens: Tokens,

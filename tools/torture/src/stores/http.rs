@@ -280,11 +280,22 @@ impl Node {
 struct Replicas {
     behind: Box<dyn Behind>,
     nodes: Vec<Node>,
+    /// The only address that workers know, if there is one. It does not notice which replicas serve.
+    balancer: Option<Proxy>,
     late: Found,
 }
 
 pub(super) fn start_redis(relaunch: &Relaunch) -> Result<Box<dyn TestStore>> {
     start(relaunch, Redis::builder().append_only("always").start()?)
+}
+
+/// Behind a load balancer.
+pub(super) fn start_balanced(relaunch: &Relaunch) -> Result<Box<dyn TestStore>> {
+    let redis = Redis::builder().append_only("always").start()?;
+    let mut replicas = replicas(relaunch, redis)?;
+    let ports = replicas.nodes.iter().map(|node| node.before.port());
+    replicas.balancer = Some(Proxy::balance(&ports.collect::<Vec<_>>())?);
+    Ok(Box::new(replicas))
 }
 
 pub(super) fn start_postgres(relaunch: &Relaunch) -> Result<Box<dyn TestStore>> {
@@ -304,24 +315,37 @@ pub(super) fn start_zookeeper(relaunch: &Relaunch) -> Result<Box<dyn TestStore>>
 }
 
 fn start(relaunch: &Relaunch, behind: impl Behind + 'static) -> Result<Box<dyn TestStore>> {
+    Ok(Box::new(replicas(relaunch, behind)?))
+}
+
+fn replicas(relaunch: &Relaunch, behind: impl Behind + 'static) -> Result<Replicas> {
     let nodes = (0..2).map(|_| Node::start(relaunch, &behind));
     let nodes = nodes.collect::<Result<_>>()?;
-    let behind = Box::new(behind);
-    let late = Found::default();
-    Ok(Box::new(Replicas {
-        behind,
+    Ok(Replicas {
+        behind: Box::new(behind),
         nodes,
-        late,
-    }))
+        balancer: None,
+        late: Found::default(),
+    })
 }
 
 impl TestStore for Replicas {
     fn name(&self) -> &'static str {
-        self.behind.name()
+        match self.balancer {
+            Some(_) => "http-balanced",
+            None => self.behind.name(),
+        }
     }
 
     fn ports(&self) -> Vec<u16> {
-        self.nodes.iter().map(|node| node.before.port()).collect()
+        match &self.balancer {
+            Some(balancer) => vec![balancer.port()],
+            None => self.nodes.iter().map(|node| node.before.port()).collect(),
+        }
+    }
+
+    fn nodes(&self) -> usize {
+        self.nodes.len()
     }
 
     fn url(&self, ports: &[u16]) -> String {

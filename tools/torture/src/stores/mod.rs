@@ -96,6 +96,11 @@ const KINDS: &[(&str, &str, Start)] = &[
         http::start_redis,
     ),
     (
+        "http-balanced",
+        "the same behind a load balancer, whose address is the only one that clients know",
+        http::start_balanced,
+    ),
+    (
         "http-postgres",
         "two replicas of the lock service before a PostgreSQL",
         http::start_postgres,

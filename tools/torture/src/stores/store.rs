@@ -104,6 +104,11 @@ pub(crate) trait TestStore: Send {
     /// The ports of its nodes on 127.0.0.1; empty if it has no server.
     fn ports(&self) -> Vec<u16>;
 
+    /// How many servers there are, so that a fault hits one of them.
+    fn nodes(&self) -> usize {
+        self.ports().len()
+    }
+
     /// The store's URL with these ports of its nodes: their own, or those of proxies.
     fn url(&self, ports: &[u16]) -> String;
 
