@@ -26,11 +26,19 @@ const PREPARE: [&str; 5] = ["prepare", "--pace", "3600ms", "--tight", "400ms"];
 impl Move {
     fn prepared() -> Self {
         let dir = Dir::new("migrate").unwrap();
-        let [from, to] = ["old", "new"].map(|name| format!("sqlite%3A{}", dir.join(name)));
-        let programs = Fixture::on(format!("migrate:?set=orders&from={from}&to={to}"));
-        let all = Self { dir, programs };
+        let [from, to] = ["old", "new"].map(|name| format!("sqlite:{}", dir.join(name)));
+        let all = Self::between(dir, &from, &to);
         all.done(&PREPARE);
         all
+    }
+
+    fn between(dir: Dir, from: &str, to: &str) -> Self {
+        let [from, to] = [from, to].map(|url| {
+            let encoded = url.bytes().map(|byte| format!("%{byte:02X}"));
+            encoded.collect::<String>()
+        });
+        let programs = Fixture::on(format!("migrate:?set=orders&from={from}&to={to}"));
+        Self { dir, programs }
     }
 
     fn url(&self, name: &str) -> String {
@@ -120,6 +128,61 @@ fn a_dissolved_set_leaves_the_plain_url_of_the_new_store() {
     let of_set = all.programs.run(&["run", "--ttl", TTL, "x", "--", "true"]);
     refused(of_set, 78, "was dissolved");
     refused(plain.run(&["set", "dissolve"]), 78, "name a set");
+}
+
+/// From each kind of server to the next one, with a hold that lives through all steps.
+#[cfg(all(
+    feature = "redis",
+    feature = "zookeeper",
+    feature = "postgres",
+    feature = "mysql"
+))]
+#[test]
+fn locks_move_between_servers_of_many_kinds() {
+    use fencelock_testbed::{MariaDb, Postgres, ZooKeeper};
+
+    let redis = Redis::builder().append_only("always").start().unwrap();
+    let zookeeper = ZooKeeper::start().unwrap();
+    let (postgres, mariadb) = (Postgres::start().unwrap(), MariaDb::start().unwrap());
+    let urls = [
+        patient(&redis),
+        zookeeper.url(),
+        postgres.url(),
+        mariadb.url(),
+    ];
+    let mut last = 0;
+    for pair in urls.windows(2) {
+        let all = Move::between(Dir::new("migrate").unwrap(), &pair[0], &pair[1]);
+        let mut grows = || {
+            let token = all.token();
+            assert!(token > last, "{pair:?}: {token} after {last}");
+            last = token;
+        };
+        all.done(&PREPARE);
+        grows();
+        all.done(&["begin", "--despite-findings"]);
+        let (mut hold, held) = all.hold("held");
+        let is_held = || {
+            let words = ["run", "-n", "--ttl", TTL, "held", "--", "true"];
+            let other = all.programs.run(&words);
+            assert_eq!(other.code, 1, "{pair:?}: {other:?}");
+        };
+        // Each time to the next phase.
+        for _ in 0..2 {
+            is_held();
+            grows();
+            all.done(&["finish"]);
+        }
+        is_held();
+        grows();
+        assert!(hold.runs(), "{pair:?}");
+        assert_eq!(hold.end().code, 0, "{pair:?}");
+        let (next, token) = all.hold("held");
+        assert!(token > held, "{pair:?}: {token} after {held}");
+        assert_eq!(next.end().code, 0);
+        let dissolved = all.programs.run(&["set", "dissolve"]);
+        assert_eq!(dissolved.code, 0, "{pair:?}: {dissolved:?}");
+    }
 }
 
 /// The command asks the new store alone.

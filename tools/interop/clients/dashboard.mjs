@@ -7,6 +7,10 @@
 //   misses TEXT      answers whether the page lacks this text
 //   follow TEXT      follows the link with this text
 //   press TEXT       presses the button whose text begins with this text
+//   tab TEXT         presses the tabulator key until what has the focus, or its label, has this text
+//   type TEXT        types into what has the focus
+//   enter            presses the enter key, which leads to another page
+//   keeps TEXT       waits until the page has changed twice, and answers whether what has the focus still has this text
 //   picture FILE     takes a picture
 //   end              prints what the page loaded from other hosts and the errors of the browser: nothing, if all is well
 import { join } from "node:path";
@@ -59,12 +63,36 @@ const orders = {
   },
   follow: (text) => act(`a ::-p-text(${text})`),
   press: (text) => act(`main button ::-p-text(${text})`),
+  tab: async (text) => {
+    for (let count = 0; count < 60; count++) {
+      await page.keyboard.press("Tab");
+      if (await hasFocus(text)) return;
+    }
+    throw new Error(`no tabulator leads to ${text}`);
+  },
+  type: (text) => page.keyboard.type(text),
+  enter: () => Promise.all([page.waitForNavigation(), page.keyboard.press("Enter")]),
+  keeps: async (text) => {
+    for (let count = 0; count < 2; count++) {
+      const before = await page.$eval("#main", (main) => main.innerText);
+      await page.waitForFunction((before) => document.getElementById("main").innerText !== before, { timeout: 20_000 }, before);
+    }
+    if (!(await hasFocus(text))) throw new Error(`the focus has left ${text}`);
+  },
   picture: (file) => page.screenshot({ path: join(pictures, file), optimizeForSpeed: false }),
   end: async () => {
     await browser.close();
     return complaints.join("; ");
   },
 };
+
+function hasFocus(text) {
+  return page.evaluate((text) => {
+    const focused = document.activeElement;
+    const texts = [focused.innerText, focused.labels?.[0]?.innerText];
+    return focused !== document.body && texts.some((found) => found?.includes(text));
+  }, text);
+}
 
 // The page may update itself between the search and the click.
 function act(selector) {

@@ -190,6 +190,37 @@ async fn a_hold_appears_soon_and_an_eviction_in_the_page_ends_its_command() {
 }
 
 #[tokio::test]
+async fn a_keyboard_is_enough_to_search_and_to_ask_for_a_lock() {
+    let service = Service::start();
+    let mut browser = Browser::start(&service, &service.boss, "light").await;
+    let _some = service.some_claims();
+    let mut run = service.run("cron/nightly").await;
+    browser.does("sees worker-2@web2").await;
+    browser.does("tab Names that begin with").await;
+    browser.does("type cron/").await;
+    browser.does("enter").await;
+    browser.does("sees cron/nightly").await;
+    browser.does("misses worker-2@web2").await;
+    browser.does("tab cron/nightly").await;
+    browser.does("keeps cron/nightly").await;
+    browser.does("enter").await;
+    browser.does("sees every night").await;
+    browser.does("tab Ask for it").await;
+    browser.does("enter").await;
+    browser.does("sees decides whether to release it").await;
+    browser.does("tab Ask for it").await;
+    browser.does("enter").await;
+    browser.does("sees The holder was asked for the lock").await;
+    // It ends its command, and gives the lock back.
+    let ended = tokio::time::timeout(PATIENCE, run.line()).await;
+    assert_eq!(ended.expect("it ends"), None);
+    let ended = run.process().wait_for(PATIENCE).expect("it ends");
+    assert_ne!(ended.0.code(), Some(LOST));
+    browser.does("sees Nobody holds it").await;
+    browser.does("end").await;
+}
+
+#[tokio::test]
 async fn a_lost_store_shows_as_such_until_it_is_back() {
     let service = Service::start();
     let mut browser = Browser::start(&service, &service.boss, "dark").await;
