@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fencelock_testbed::Etcd;
+use fencelock_testbed::{ClockShim, Etcd};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::Notify;
 
@@ -15,6 +15,7 @@ use crate::service::{PATIENCE, Replica, Service, assert_nothing_left, await_wait
 for_each_client!(
     a_holder_goes_on_at_another_replica,
     a_waiter_goes_on_at_another_replica,
+    a_wall_clock_that_is_set_changes_nothing,
     a_replica_that_is_about_to_end_is_left,
     a_bound_replica_that_dies_takes_its_claims_along,
     a_loss_is_reported_before_the_next_grant,
@@ -50,6 +51,37 @@ async fn a_holder_goes_on_at_another_replica(language: Language) {
     }
     assert_eq!(program.ask("release").await, "released");
     assert!(library.lock("moves").await.expect("granted").token().get() > token);
+}
+
+/// The clients count leases on a clock that nobody can set.
+async fn a_wall_clock_that_is_set_changes_nothing(language: Language) {
+    const DAY: Duration = Duration::from_secs(24 * 3600);
+    let service = Service::start();
+    let library = service.library().await;
+    let clock = ClockShim::new().expect("a clock");
+    let mut program = Program::start_at(language, &service.urls(), "jumps", &clock).await;
+    let token = program.held("lock 3000 -").await;
+    let wall = || {
+        let read = language.wall_clock().envs(clock.env()).output();
+        let text = String::from_utf8(read.expect("it runs").stdout).expect("a number");
+        text.trim().parse::<u64>().expect("seconds")
+    };
+    let before = wall();
+    for forward in [true, false] {
+        let set = match forward {
+            true => clock.forward(DAY * 2),
+            false => clock.back(DAY * 4),
+        };
+        set.expect("set");
+        assert_eq!(wall() > before, forward, "{}", language.name());
+        // Longer than the lease.
+        let early = library.lock("jumps").timeout(Duration::from_millis(3500));
+        let early = early.await;
+        assert!(early.is_err(), "{early:?}");
+        assert_eq!(program.ask("valid").await, "true");
+    }
+    assert_eq!(program.ask("release").await, "released");
+    assert!(library.lock("jumps").await.expect("granted").token().get() > token);
 }
 
 async fn a_waiter_goes_on_at_another_replica(language: Language) {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use fencelock_testbed::{Dir, Worker};
+use fencelock_testbed::{ClockShim, Dir, Worker};
 
 use crate::service::PATIENCE;
 
@@ -17,6 +17,19 @@ pub(crate) enum Language {
 }
 
 impl Language {
+    /// A command that prints the wall clock, in seconds, as programs in this language see it.
+    pub(crate) fn wall_clock(self) -> Command {
+        let mut command = match self {
+            Self::TypeScript => Command::new("node"),
+            Self::Asyncio | Self::Threads => python(),
+        };
+        match self {
+            Self::TypeScript => command.args(["-p", "Math.floor(Date.now() / 1000)"]),
+            _ => command.args(["-c", "import time; print(int(time.time()))"]),
+        };
+        command
+    }
+
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::TypeScript => "TypeScript",
@@ -110,9 +123,44 @@ pub(crate) fn run(dir: &Dir, program: &str, arguments: &[&str]) {
     assert!(ran.status.success(), "{program} {arguments:?}: {said}");
 }
 
+/// The program in this language, and the directory that it needs.
+fn command(language: Language) -> (Command, Option<Dir>) {
+    let clients = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients");
+    match language {
+        Language::TypeScript => {
+            let dir = node_dir();
+            let program = dir.join("service.mjs");
+            std::fs::copy(clients.join("service.mjs"), &program).expect("copied");
+            let mut command = Command::new("node");
+            command.arg(program);
+            (command, Some(dir))
+        }
+        Language::Asyncio | Language::Threads => {
+            let mut command = python();
+            command.arg(clients.join(match language {
+                Language::Asyncio => "service_asyncio.py",
+                _ => "service_threads.py",
+            }));
+            (command, None)
+        }
+    }
+}
+
 impl Program {
     pub(crate) async fn start(language: Language, urls: &str, name: &str) -> Self {
         Self::start_with(language, urls, name, "url").await
+    }
+
+    /// With a wall clock of its own.
+    pub(crate) async fn start_at(
+        language: Language,
+        urls: &str,
+        name: &str,
+        clock: &ClockShim,
+    ) -> Self {
+        let (mut command, dir) = command(language);
+        command.envs(clock.env());
+        Self::begin(language, command, dir, [urls, name, "url"]).await
     }
 
     /// With this value of the option with which a program says that all replicas have the same store.
@@ -122,26 +170,17 @@ impl Program {
         name: &str,
         same_store: &str,
     ) -> Self {
-        let clients = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients");
-        let (mut command, dir) = match language {
-            Language::TypeScript => {
-                let dir = node_dir();
-                let program = dir.join("service.mjs");
-                std::fs::copy(clients.join("service.mjs"), &program).expect("copied");
-                let mut command = Command::new("node");
-                command.arg(program);
-                (command, Some(dir))
-            }
-            Language::Asyncio | Language::Threads => {
-                let mut command = python();
-                command.arg(clients.join(match language {
-                    Language::Asyncio => "service_asyncio.py",
-                    _ => "service_threads.py",
-                }));
-                (command, None)
-            }
-        };
-        command.args([urls, name, same_store]);
+        let (command, dir) = command(language);
+        Self::begin(language, command, dir, [urls, name, same_store]).await
+    }
+
+    async fn begin(
+        language: Language,
+        mut command: Command,
+        dir: Option<Dir>,
+        arguments: [&str; 3],
+    ) -> Self {
+        command.args(arguments);
         let worker = Worker::spawn(&command).expect("a program");
         let mut this = Self {
             language,
