@@ -95,6 +95,13 @@ struct Written {
     by: Option<String>,
 }
 
+impl Written {
+    /// The phase of the move, if the set may move.
+    fn moves_in(&self) -> Option<u32> {
+        self.by.as_ref().map(|_| self.phase)
+    }
+}
+
 impl Row {
     /// Whether requests for locks would fail at once, judging by the answers that this command got.
     fn breaker(&self) -> Option<&'static str> {
@@ -210,16 +217,16 @@ fn table(rows: &[Row]) -> String {
     let mut lines = vec![(head.map(str::to_owned), String::new())];
     for row in rows {
         let record = row.record.as_ref();
-        let by = record.and_then(|record| record.by.clone());
-        let moves = record.filter(|_| by.is_some());
+        let by = record.and_then(|record| record.by.as_deref());
+        let phase = record.and_then(Written::moves_in);
         let counted = |count: usize| known(row.reached.map(|_| count.to_string()));
         let reached = row.reached.map(|after| format!("in {}", in_words(after)));
         let cells = [
             format!("@{}", row.name),
             reached.unwrap_or_else(|| "no".to_owned()),
             known(record.map(|record| record.version.to_string())),
-            known(moves.map(|record| record.phase.to_string())),
-            known(by),
+            known(phase.map(|phase| phase.to_string())),
+            known(by.map(one_line)),
             counted(row.held),
             counted(row.waiting),
             counted(row.findings),
@@ -252,7 +259,7 @@ fn json(rows: &[Row]) -> String {
             "reached": row.reached.is_some(),
             "reached_us": row.reached.map(|after| u64::try_from(after.as_micros()).unwrap_or(u64::MAX)),
             "version": row.record.as_ref().map(|record| record.version),
-            "phase": row.record.as_ref().and_then(|record| record.by.as_ref().and(Some(record.phase))),
+            "phase": row.record.as_ref().and_then(Written::moves_in),
             "by": row.record.as_ref().and_then(|record| record.by.as_deref()),
             "held": row.reached.map(|_| row.held),
             "waiting": row.reached.map(|_| row.waiting),
