@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use fencelock_core::engine::{Address, host_and_port};
@@ -11,7 +10,6 @@ use fencelock_wire::ClaimKey;
 use http::HeaderValue;
 
 use crate::choices::{IDENTITIES, Identity, SPREADS, Spread};
-use crate::home::Home;
 use crate::options::Options;
 use crate::tls::Tls;
 
@@ -51,8 +49,8 @@ pub(crate) struct Config {
     pub(crate) bearer: Option<HeaderValue>,
     /// The first key is this client's own. The others are those of other clients.
     pub(crate) keys: Vec<Key>,
-    /// The replica to which the claims of those other clients belong.
-    pub(crate) home: Option<Arc<Home>>,
+    /// The replica to which the claims of those other clients belong, as ID@HOST:PORT.
+    pub(crate) home: Option<String>,
     pub(crate) connect_timeout: Duration,
     pub(crate) response_timeout: Duration,
     pub(crate) spread: Spread,
@@ -94,11 +92,6 @@ impl Config {
         }
         let keys = keys(&url, &own.keys)?;
         let replicas: Vec<_> = addresses.iter().map(host_and_port).collect();
-        let home = own.home.map(|home| {
-            let needs_tls = bearer.is_some() && tls.is_none();
-            Home::read(&home, &replicas, needs_tls).map_err(|why| url.refuse(why))
-        });
-        let home = home.transpose()?.map(Arc::new);
         url.finish()?;
         Ok(Self {
             store,
@@ -106,7 +99,7 @@ impl Config {
             tls,
             bearer,
             keys,
-            home,
+            home: own.home,
             connect_timeout,
             response_timeout,
             spread,

@@ -45,8 +45,19 @@ impl Home {
         Ok(Self { index, address, id })
     }
 
+    /// The home of other clients' claims, if the options name it.
+    pub(crate) fn given(config: &Config) -> Result<Option<Self>> {
+        let Some(text) = &config.home else {
+            return Ok(None);
+        };
+        let needs_tls = config.bearer.is_some() && config.tls.is_none();
+        let read = Self::read(text, &config.replicas, needs_tls);
+        read.map(Some)
+            .map_err(|why| Error::config(&config.store, ConfigPart::Url, why))
+    }
+
     /// Reads `ID@HOST:PORT`, which another process got. `local` says that it must be on this machine.
-    pub(crate) fn read(text: &str, replicas: &[String], local: bool) -> Result<Self, String> {
+    fn read(text: &str, replicas: &[String], local: bool) -> Result<Self, String> {
         let unusable = || format!("{text:?} is not the replica of a claim, as ID@HOST:PORT");
         let (id, address) = text.split_once('@').ok_or_else(unusable)?;
         let authority: Authority = address.parse().map_err(|_| unusable())?;

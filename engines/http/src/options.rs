@@ -73,6 +73,12 @@ impl Options {
 
     /// The replica to which the claims of those other clients belong, on a store whose claims belong to a replica: the text of
     /// [`Engine::home_of`](fencelock_core::Engine::home_of). It has no form in a URL.
+    ///
+    /// ```
+    /// # use fencelock_http::Options;
+    /// # let (key, home) = (String::new(), String::new());
+    /// let options = Options::new(["locks.internal"]).claim_key(key).claim_home(home);
+    /// ```
     #[must_use]
     pub fn claim_home(mut self, home: impl Into<String>) -> Self {
         self.own.home = Some(home.into());

@@ -42,6 +42,8 @@ pub(crate) struct State {
     pub(crate) replicas: Replicas,
     /// The replicas that take claims, where claims belong to a replica.
     pub(crate) homes: Option<Homes>,
+    /// The replica to which the claims of other clients belong.
+    given: Option<Arc<Home>>,
     pub(crate) info: ServerInfo,
     pub(crate) promises: Promises,
     pub(crate) entries: Arc<Entries>,
@@ -117,6 +119,7 @@ impl State {
         let state = Self {
             promises: info.promises(&config),
             homes,
+            given: Home::given(&config)?.map(Arc::new),
             entries: Arc::new(Entries::new(2 * info.window())),
             contention: Contention::default(),
             known: Mutex::new(known),
@@ -351,7 +354,7 @@ impl State {
         placed.or_else(|| {
             let others = &self.config.keys[1..];
             let is_of_others = others.iter().any(|key| key.key.speaks_for(claim));
-            self.config.home.clone().filter(|_| is_of_others)
+            self.given.clone().filter(|_| is_of_others)
         })
     }
 
