@@ -48,6 +48,7 @@ struct Table {
 
 #[derive(Debug)]
 struct Entry {
+    /// In the mode in which it holds or waits.
     claim: Claim,
     /// The deadline of the client. After it the claim is withdrawn.
     until: BootInstant,
@@ -69,6 +70,8 @@ pub(crate) enum NotHere {
     Ended,
     /// The id is that of a claim for another lock, or the token is of none of its grants. The claim of this id goes on.
     Other,
+    /// The claim holds by this token in another mode, and goes on.
+    OtherMode,
 }
 
 impl Entry {
@@ -146,9 +149,11 @@ impl Bound {
         self.tell(&table);
     }
 
-    /// Notes that the claim holds by this token.
-    pub(crate) fn holds(&self, id: ClaimId, token: Token) {
-        self.table.lock().note_hold(id, token);
+    /// Notes that the claim holds by this token, in its mode.
+    pub(crate) fn holds(&self, claim: &Claim, token: Token) {
+        if let Some(entry) = self.table.lock().note_hold(claim.id, token) {
+            entry.claim.mode = claim.mode;
+        }
     }
 
     /// Notes that the client of a hold by this token is about to be told to believe until then. Returns until when it may
@@ -204,6 +209,8 @@ impl Bound {
             {
                 Err(NotHere::Other)
             }
+            // The store would say that it is lost, and the claim would be withdrawn.
+            Some(entry) if entry.claim.mode != claim.mode => Err(NotHere::OtherMode),
             Some(_) if held.shorten => {
                 table.keep_until(claim.id, until);
                 // A process that joins the hold must not believe longer, even if the store does not answer.

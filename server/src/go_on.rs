@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use axum::extract::State;
 use axum::response::Response;
-use fencelock_core::engine::{HeldClaim, Leave, Renewal, Withdrawn};
+use fencelock_core::engine::{Claim, HeldClaim, Leave, Renewal, Withdrawn};
 use fencelock_core::{BootInstant, ClaimId, Error, LockName, Token};
 use fencelock_wire::{
     How, Kind, MOST_RENEWALS, Outcome, Release, Released, Renew, RenewMany, Renewed, RenewedMany,
@@ -50,7 +50,10 @@ pub(crate) async fn renew(
     visit.take_turn().await;
     replica.check_fresh(received)?;
     caller.note_renewal();
-    renewing(&replica, &held, received).map_err(|_| lost(&name, id, token))?;
+    renewing(&replica, &held, received).map_err(|why| match why {
+        NotHere::OtherMode => holds_otherwise(&held.claim),
+        NotHere::Ended | NotHere::Other => lost(&name, id, token),
+    })?;
     match replica.renewer.renew(held.clone(), visit).await {
         Renewal::Kept {
             counted_from,
@@ -91,22 +94,26 @@ pub(crate) async fn renew(
 async fn not_held(replica: &Replica, held: &HeldClaim) -> Refusal {
     let HeldClaim { claim, token, .. } = held;
     let view = replica.engine.inspect().look(&claim.name).await;
-    let holds_otherwise = view.is_ok_and(|view| {
+    let is_held = view.is_ok_and(|view| {
         view.holders.iter().any(|holder| {
             holder.claim == Some(claim.id)
                 && holder.token == Some(*token)
                 && holder.mode != claim.mode
         })
     });
-    if holds_otherwise {
-        let detail = format!(
-            "the claim {} holds lock {} in another mode, or with another permit_count; it was not renewed",
-            claim.id, claim.name
-        );
-        return Refusal::invalid(detail).name(&claim.name);
+    if is_held {
+        return holds_otherwise(claim);
     }
     end(replica, claim.id, *token);
     lost(&claim.name, claim.id, *token)
+}
+
+fn holds_otherwise(claim: &Claim) -> Refusal {
+    let detail = format!(
+        "the claim {} holds lock {} in another mode, or with another permit_count; it was not renewed",
+        claim.id, claim.name
+    );
+    Refusal::invalid(detail).name(&claim.name)
 }
 
 /// On a store that is bound to replicas: prolongs the claim here, or says why not.
@@ -458,7 +465,7 @@ fn answer(
             replica.hear(&Err::<(), _>(error));
             RenewedOne::Unknown { claim, detail }
         }
-        Err(NotHere::Other) => {
+        Err(NotHere::Other | NotHere::OtherMode) => {
             replica.metrics.renewed("lost");
             RenewedOne::Lost { claim }
         }

@@ -262,7 +262,7 @@ impl Taking {
         let held = HeldClaim::new(self.claim.clone().ttl(self.ttl), token);
         if let Some(bound) = &self.replica.bound {
             let until = self.replica.clock.now() + self.ttl + self.claim.lock_delay;
-            bound.holds(self.claim.id, token);
+            bound.holds(&self.claim, token);
             bound.renewing(&held, until).map_err(|_| grant_ended())?;
         }
         match self.replica.renewer.renew(held, visit).await {

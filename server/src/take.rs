@@ -417,7 +417,7 @@ async fn place(
         if let Some(bound) = &asked.bound {
             match &standing {
                 // If its client is gone, the claim ends at its deadline.
-                Ok(Standing::Held(grant)) => bound.holds(claim.id, grant.tokens.first),
+                Ok(Standing::Held(grant)) => bound.holds(&claim, grant.tokens.first),
                 Ok(Standing::Busy) => bound.is_not_there(claim.id),
                 // A late copy of the request must not place it anew.
                 Ok(Standing::Ended) => bound.end(claim.id),

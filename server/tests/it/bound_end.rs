@@ -167,3 +167,27 @@ async fn a_withdrawal_that_takes_long_does_not_hold_up_renewals() {
     faults.open(1);
     until(&at, "a", "free", is_free).await;
 }
+
+/// A mistake of its client, and not a loss: the claim is not withdrawn.
+#[tokio::test]
+async fn a_renewal_in_another_mode_does_not_end_the_hold() {
+    let ((at, _), client) = (memory().await, Client::new());
+    let id = client.claim();
+    let mode = |mode: &str| json!({"name": "a", "mode": mode});
+    put(&at, &client, id, mode("exclusive")).await.is(200);
+    // A downgrade, so the mode is no longer that of the first request.
+    let taken = put(&at, &client, id, mode("shared")).await.is(200);
+    let renewal = |mode: &str| json!({"claim": id, "name": "a", "token": taken["token"], "mode": mode, "ttl_ms": 30_000});
+    let renew = async |mode: &str| {
+        let all = json!({ "claims": [renewal(mode)] });
+        let answer = send(&at, &client, "POST", "/v1/renewals", &all).await;
+        answer.is(200)["claims"][0]["state"].clone()
+    };
+    let mut one = renewal("exclusive");
+    one.as_object_mut().unwrap().remove("claim");
+    let path = format!("/v1/claims/{id}/renew");
+    let refused = send(&at, &client, "POST", &path, &one).await;
+    refused.is_problem(400, "invalid");
+    assert_eq!(renew("exclusive").await, "lost");
+    assert_eq!(renew("shared").await, "held");
+}
