@@ -87,7 +87,8 @@ async fn all_languages_exclude_each_other_while_replicas_are_killed() {
 /// No two holds overlap, tokens grow, and every program had the lock.
 fn check(all: &[(&str, Vec<Hold>)]) {
     for (who, holds) in all {
-        assert!(holds.len() >= 3, "{who} held only {} times", holds.len());
+        // Not more: on a busy machine a program may stand still for most of the time.
+        assert!(!holds.is_empty(), "{who} never held");
     }
     let mut holds: Vec<(Hold, &str, usize)> = Vec::new();
     for (number, (who, of_one)) in all.iter().enumerate() {
