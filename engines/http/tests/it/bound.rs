@@ -7,8 +7,6 @@ use fencelock::engine::{Claim, ClaimIds, Engine, Leave, Standing};
 use fencelock::{Client, Clock, Error, Guard, LeaseKind, LockName, LossReason};
 use fencelock_server::{Config, Server, Service};
 use fencelock_testbed::{Etcd, Flow, Port, Proxy};
-use tokio::io::copy_bidirectional;
-use tokio::net::{TcpListener, TcpStream};
 
 use crate::batches::{names, pairs, served};
 use crate::{at_first, connect, serve_as, soon, until, wait_for};
@@ -332,25 +330,12 @@ async fn a_request_that_is_repeated_at_another_replica_is_refused() {
     .await;
 }
 
-/// Forwards each connection to the next replica.
-async fn balancer(ports: Vec<u16>) -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let port = listener.local_addr().unwrap().port();
-    tokio::spawn(async move {
-        for to in ports.iter().cycle() {
-            let (mut from, _) = listener.accept().await.unwrap();
-            let mut to = TcpStream::connect(("127.0.0.1", *to)).await.unwrap();
-            tokio::spawn(async move { copy_bidirectional(&mut from, &mut to).await });
-        }
-    });
-    port
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn behind_a_balancer_replicas_must_advertise_their_addresses() {
     let etcd = Etcd::start().unwrap();
     let replicas = two(&etcd).await;
-    let port = balancer(replicas.iter().map(|replica| replica.port).collect()).await;
+    let balancer = Proxy::balance(&replicas.each_ref().map(|replica| replica.port)).unwrap();
+    let port = balancer.port();
     let refused = soon("an answer", fencelock::connect(url([port]))).await;
     let text = refused.as_ref().unwrap_err().to_string();
     assert!(matches!(refused, Err(Error::Config { .. })), "{text}");
@@ -374,8 +359,8 @@ async fn behind_a_balancer_replicas_must_advertise_their_addresses() {
         .iter()
         .map(|server| server.service().clone())
         .collect();
-    let port = balancer(ports.iter().map(Port::number).collect()).await;
-    let client = connect(&url([port])).await;
+    let balancer = Proxy::balance(&ports.each_ref().map(Port::number)).unwrap();
+    let client = connect(&url([balancer.port()])).await;
     let guard = hold(&client, Duration::from_secs(5)).await;
     let at = services
         .iter()
@@ -388,9 +373,9 @@ async fn behind_a_balancer_replicas_must_advertise_their_addresses() {
     assert!(services.iter().all(|service| service.bound_claims() == 0));
     // The replica behind it ends: the next claim goes to the other one.
     drop(servers.remove(at));
-    let left = balancer(vec![servers[0].address().port()]).await;
+    let left = Proxy::balance(&[servers[0].address().port()]).unwrap();
     drop(client);
-    let client = connect(&url([left])).await;
+    let client = connect(&url([left.port()])).await;
     hold(&client, Duration::from_secs(5))
         .await
         .release()
