@@ -60,16 +60,12 @@ async fn open(named: &str, wanted: &Wanted) -> Result<Arc<dyn Engine>, Failure> 
     let config = wanted.config.clone();
     let url = Wanted { store, config }.resolve()?.url;
     let engine = fencelock::open_engine(&url).await?;
-    if engine.promises().floor == Floor::Store {
-        return Ok(engine);
-    }
-    let why = match engine.promises().floor {
-        Floor::Name if engine.promises().engine == "migrate" => {
+    let promises = engine.promises();
+    let why = match promises.floor {
+        _ if promises.engine == "migrate" => {
             "it is a set whose locks move while programs run; finish that move, and name one store"
         }
-        Floor::Name => {
-            "it has several counters of tokens, and a token of one says nothing about the others"
-        }
+        Floor::Store | Floor::Name => return Ok(engine),
         _ => "its tokens can be neither compared with those of another store nor raised",
     };
     let failure = cannot(&engine, why);
@@ -105,7 +101,7 @@ async fn raise_above(
     held.into_iter().collect::<Result<(), _>>()?;
     let mut raised = false;
     let mut next = token_of(to, Token(0)).await?;
-    if next <= last {
+    if next < last {
         if last > MAX_FLOOR {
             let why = format!(
                 "its last token is {last}, and tokens cannot be raised above more than {MAX_FLOOR}"
@@ -115,8 +111,8 @@ async fn raise_above(
         next = token_of(to, last).await?;
         raised = true;
     }
-    if next <= last {
-        let why = format!("it granted token {next}, which is not above the floor {last}");
+    if next < last {
+        let why = format!("its tokens were raised to {next}, which is below {last}");
         return Err(Failure::internal(&format!("store {to}"), why));
     }
     // A program that still uses the old store may have got a token above `last` meanwhile.
@@ -124,7 +120,7 @@ async fn raise_above(
     Ok(Moved { last, next, raised })
 }
 
-/// A token of the store, drawn above this floor.
+/// A token of the store, not below this floor: all later ones are above it.
 async fn token_of(store: &Arc<dyn Engine>, floor: Token) -> Result<Token, Failure> {
     let probe = Probe::of(store)?;
     let token = probe.token(floor).await;
@@ -148,10 +144,14 @@ impl<'a> Probe<'a> {
         Ok(Self { store, claim })
     }
 
-    /// Takes the lock. Its token is above all earlier ones of the store.
+    /// Takes the lock. No earlier token of the store is above the result, and all later ones are.
     async fn token(&self, floor: Token) -> Result<Token, Failure> {
         let claim = self.claim.clone().floor(floor);
         match self.store.place(&claim).await? {
+            // The grant's token says nothing about the other counters.
+            Standing::Held(_) if self.store.promises().floor == Floor::Name => {
+                Ok(self.store.raise_tokens(floor).await?)
+            }
             Standing::Held(grant) => {
                 let tokens = grant.tokens;
                 Ok(Token(tokens.first.get() + u64::from(tokens.count) - 1))

@@ -114,24 +114,69 @@ fn tokens_without_room_above_them_are_refused() {
 }
 
 #[test]
-fn a_store_with_several_counters_is_refused() {
+fn tokens_move_from_and_to_a_set_of_shards() {
     let dir = Dir::new("migrate").unwrap();
     let (one, two) = (dir.join("1"), dir.join("2"));
     let set = format!("shards:?a=sqlite%3A{one}&b=sqlite%3A{two}");
     let fixture = Fixture::on(set.clone());
     assert_eq!(fixture.run(&["shards", "init"]).code, 0);
     let other = sqlite(&dir, "other");
-    for (from, to) in [(&set, &other), (&other, &set)] {
-        let refused = fixture.run(&["migrate", "offline", from, to]);
-        assert_eq!(
-            (refused.code, refused.out.as_str()),
-            (78, ""),
-            "{refused:?}"
-        );
-        assert!(refused.err.contains("several counters"), "{refused:?}");
+    let ahead = next(&other) + 3_600_000_000;
+    set_last(&dir.join("other"), ahead);
+    for (from, to) in [(&other, &set), (&set, &other)] {
+        let moved = fixture.run(&["migrate", "offline", from, to]);
+        assert_eq!(moved.code, 0, "{moved:?}");
     }
+    // Names of both shards.
+    for name in 0..8 {
+        let ran = fixture.run(&["run", &name.to_string(), "-c", "echo $FENCELOCK_TOKEN"]);
+        let token: u64 = ran.out.trim().parse().unwrap();
+        assert!(token > ahead, "{token} after {ahead}");
+    }
+    // The set's tokens are higher now, so this raises.
+    let back = fixture.run(&["migrate", "offline", &set, &other]);
+    assert_eq!(back.code, 0, "{back:?}");
+    assert!(back.out.contains("raised"), "{back:?}");
     let unclear = fixture.run(&["migrate", "offline", "--store", &other, &other, &set]);
     assert_eq!(unclear.code, 64, "{unclear:?}");
+}
+
+/// Each of these stores has several counters.
+#[cfg(feature = "redis")]
+#[test]
+fn tokens_move_to_a_cluster_and_to_a_group() {
+    use fencelock_testbed::{RedisCluster, Redlock};
+
+    let dir = Dir::new("migrate").unwrap();
+    let cluster = RedisCluster::start(3, 0, 60_000, None).unwrap();
+    let group = Redlock::start(3).unwrap();
+    let urls = [
+        sqlite(&dir, "old"),
+        format!("{}?response-timeout=5s", cluster.url()),
+        format!("{}?node-timeout=2s", group.url()),
+        sqlite(&dir, "new"),
+    ];
+    next(&urls[0]);
+    let ahead = 3_000_000_000_000_000;
+    set_last(&dir.join("old"), ahead);
+    for pair in urls.windows(2) {
+        let fixture = Fixture::on(pair[1].clone());
+        let moved = fixture.run(&["migrate", "offline", &pair[0], &pair[1]]);
+        assert_eq!(moved.code, 0, "{pair:?}: {moved:?}");
+        assert!(moved.out.contains("raised the tokens"), "{moved:?}");
+        for name in 0..4 {
+            let words = [
+                "run",
+                "--ttl",
+                "20s",
+                &name.to_string(),
+                "-c",
+                "echo $FENCELOCK_TOKEN",
+            ];
+            let token: u64 = fixture.run(&words).out.trim().parse().unwrap();
+            assert!(token > ahead, "{pair:?}: {token} after {ahead}");
+        }
+    }
 }
 
 #[cfg(all(feature = "redis", feature = "etcd"))]

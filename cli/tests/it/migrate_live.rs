@@ -16,6 +16,7 @@ use crate::fixture::{patient, run_block};
 struct Move {
     dir: Dir,
     programs: Fixture,
+    ttl: &'static str,
 }
 
 /// Short enough for the pace: a ttl may be at most two thirds of it. Long enough for a machine that stands still for a second.
@@ -38,7 +39,11 @@ impl Move {
             encoded.collect::<String>()
         });
         let programs = Fixture::on(format!("migrate:?set=orders&from={from}&to={to}"));
-        Self { dir, programs }
+        Self {
+            dir,
+            programs,
+            ttl: TTL,
+        }
     }
 
     fn url(&self, name: &str) -> String {
@@ -61,14 +66,14 @@ impl Move {
     }
 
     fn token(&self) -> u64 {
-        let words = ["run", "--ttl", TTL, "x", "-c", "echo $FENCELOCK_TOKEN"];
+        let words = ["run", "--ttl", self.ttl, "x", "-c", "echo $FENCELOCK_TOKEN"];
         let ran = self.programs.run(&words);
         assert_eq!(ran.code, 0, "{ran:?}");
         ran.out.trim().parse().unwrap()
     }
 
     fn hold(&self, name: &str) -> (Running, u64) {
-        let mut hold = self.programs.start(&["hold", "--ttl", TTL, name]);
+        let mut hold = self.programs.start(&["hold", "--ttl", self.ttl, name]);
         let token = hold.json()["token"].as_u64().unwrap();
         (hold, token)
     }
@@ -150,20 +155,48 @@ fn locks_move_between_servers_of_many_kinds() {
         postgres.url(),
         mariadb.url(),
     ];
+    move_along(&urls, PREPARE[2], TTL);
+}
+
+/// Between stores with several counters of tokens, and back to one.
+#[cfg(feature = "redis")]
+#[test]
+fn locks_move_to_a_cluster_to_a_group_and_back() {
+    use fencelock_testbed::{RedisCluster, Redlock};
+
+    let dir = Dir::new("migrate").unwrap();
+    let [from, to, records] =
+        ["from", "to", "records"].map(|file| format!("sqlite:{}", dir.join(file)));
+    let cluster = RedisCluster::start(3, 0, 60_000, None).unwrap();
+    let group = Redlock::start(3).unwrap();
+    let records = records.replace(':', "%3A");
+    let urls = [
+        from,
+        format!("{}?response-timeout=5s", cluster.url()),
+        // Its shortest ttl is 5 s.
+        format!("{}?node-timeout=1s&record={records}", group.url()),
+        to,
+    ];
+    move_along(&urls, "7500ms", "5s");
+}
+
+/// Moves the locks from each store to the next one, with a hold that lives through all steps.
+fn move_along(urls: &[String], pace: &str, ttl: &'static str) {
     let mut last = 0;
     for pair in urls.windows(2) {
-        let all = Move::between(Dir::new("migrate").unwrap(), &pair[0], &pair[1]);
+        let mut all = Move::between(Dir::new("migrate").unwrap(), &pair[0], &pair[1]);
+        all.ttl = ttl;
         let mut grows = || {
             let token = all.token();
             assert!(token > last, "{pair:?}: {token} after {last}");
             last = token;
         };
-        all.done(&PREPARE);
+        all.done(&["prepare", "--pace", pace, "--tight", PREPARE[4]]);
         grows();
         all.done(&["begin", "--despite-findings"]);
         let (mut hold, held) = all.hold("held");
         let is_held = || {
-            let words = ["run", "-n", "--ttl", TTL, "held", "--", "true"];
+            let words = ["run", "-n", "--ttl", ttl, "held", "--", "true"];
             let other = all.programs.run(&words);
             assert_eq!(other.code, 1, "{pair:?}: {other:?}");
         };

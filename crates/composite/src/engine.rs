@@ -6,14 +6,15 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use fencelock_core::engine::{
     Claim, EventStream, Grant, HeldClaim, Leave, Place, Record, RecordChange, Renewal, Standing,
-    StoreListener, Withdrawn,
+    StoreListener, Withdrawn, check_floor,
 };
 use fencelock_core::support::Mutex;
-use fencelock_core::{ClaimId, Clock, Engine, Error, Inspect, LockName, Promises, Result};
+use fencelock_core::{ClaimId, Clock, Engine, Error, Inspect, LockName, Promises, Result, Token};
 use futures_util::future::join_all;
 
 use crate::map::Map;
 use crate::member::{Common, Member, close_all, identity_of};
+use crate::migration::floor;
 
 /// Several stores as one: each name lies on one of them.
 ///
@@ -177,6 +178,15 @@ impl Engine for Routed {
             }
         }
         Err(away.unwrap_or(Error::Closed))
+    }
+
+    async fn raise_tokens(&self, floor: Token) -> Result<Token> {
+        check_floor(floor)?;
+        let mut engines = Vec::new();
+        for member in &self.members {
+            engines.push(Arc::clone(member.engine().await?));
+        }
+        floor::raise_all(&engines, floor).await
     }
 
     fn forget(&self, claim: &ClaimId) {

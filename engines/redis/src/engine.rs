@@ -6,12 +6,12 @@ use fencelock_core::engine::{
     Claim, EventSource, EventStream, Grant, HeldClaim, Inspect, Leave, Place, Record, RecordChange,
     Renewal, Standing, Withdrawn,
 };
-use fencelock_core::{ClaimId, Engine, Promises, Result};
+use fencelock_core::{ClaimId, Engine, Promises, Result, Token};
 
 use crate::config::Config;
 use crate::options::Options;
 use crate::servers::Servers;
-use crate::{acquire, record, release, renew, wait};
+use crate::{acquire, raise, record, release, renew, wait};
 
 /// Locks on Redis or Valkey: one server, a master that Sentinels watch, or a cluster.
 pub struct Redis {
@@ -71,6 +71,10 @@ impl Engine for Redis {
 
     async fn record(&self, scope: &str, change: Option<&RecordChange>) -> Result<Record> {
         record::record(&self.servers, scope, change).await
+    }
+
+    async fn raise_tokens(&self, floor: Token) -> Result<Token> {
+        raise::raise_tokens(&self.servers, floor).await
     }
 
     fn events(&self) -> Result<EventStream> {

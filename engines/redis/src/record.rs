@@ -4,12 +4,11 @@ use fencelock_core::engine::{Record, RecordChange};
 use fencelock_core::{Error, LockName, Result};
 use redis::{Cmd, Pipeline, RedisError, Value};
 
-use crate::acquire::too_few_replicas;
 use crate::cluster::Retries;
 use crate::keys::{Keys, RECORD};
 use crate::reply::{text, unexpected};
+use crate::route::Route;
 use crate::servers::Servers;
-use crate::writer::Use;
 
 const READING: &str = "reading the record";
 const CHANGING: &str = "changing the record";
@@ -62,36 +61,17 @@ async fn write(
     };
     let mut retries = Retries::new(&state.config);
     loop {
-        let (node, main) = servers.connection(keys.slot).await?;
-        servers.check_master(&node)?;
-        let mut writer = node.writer(Use::Renewal, state, &main).await?;
-        let connection = writer.as_deref().unwrap_or(&main);
-        let answer = match connection.run(&state.scripts.record, args).await {
-            Ok(answer) => answer,
-            Err(error) => {
-                if servers.should_retry(&mut retries, keys.slot, &error).await {
-                    continue;
-                }
-                if let Some(writer) = &mut writer {
-                    writer.spoil();
-                }
-                return Err(failed(servers, CHANGING, error));
+        let mut route = Route::over(servers, servers.connection(keys.slot).await?).await?;
+        let ran = route.connection().run(&state.scripts.record, args).await;
+        match ran {
+            Ok(answer) => {
+                route.answered();
+                route.replicate(servers).await?;
+                return Ok(answer);
             }
-        };
-        if let Some(writer) = &mut writer {
-            let (asked, timeout) = (state.config.replicas, state.config.response_timeout / 2);
-            match writer.replicated(asked, timeout).await {
-                Ok(have) if have < asked => {
-                    return Err(too_few_replicas(state.store(), have, asked, timeout));
-                }
-                Ok(_) => {}
-                Err(error) => {
-                    writer.spoil();
-                    return Err(failed(servers, CHANGING, error));
-                }
-            }
+            Err(error) if servers.should_retry(&mut retries, keys.slot, &error).await => {}
+            Err(error) => return Err(failed(servers, CHANGING, error)),
         }
-        return Ok(answer);
     }
 }
 

@@ -6,18 +6,15 @@ use fencelock_core::{BootInstant, Clock, Error, LockName, Mode, Result};
 use futures_util::stream::{self, StreamExt};
 use redis::{Cmd, Pipeline, RedisError, Value};
 
-use crate::acquire::too_few_replicas;
 use crate::cluster::Retries;
-use crate::connection::Connection;
 use crate::error::{about, is_noscript};
 use crate::keys;
-use crate::node::Node;
 use crate::release::serve_queues;
 use crate::reply::unexpected;
+use crate::route::Route;
 use crate::servers::{GrantRules, Servers};
 use crate::slot_map::{ask_at, is_redirection};
 use crate::stored::{kind, mark, push_lease, push_rest};
-use crate::writer::{Use, Writer};
 
 const ACTION: &str = "renewing lock";
 
@@ -161,51 +158,8 @@ fn shares(servers: &Servers, held: &[HeldClaim]) -> Vec<Share> {
     nodes.into_values().collect()
 }
 
-/// The connection of a renewal: the main connection, or a writer if replicas must have the renewal.
-struct Route {
-    node: Arc<Node>,
-    main: Arc<Connection>,
-    writer: Option<Writer>,
-}
-
-impl Route {
-    async fn to(servers: &Servers, slot: u16) -> Result<Self> {
-        let (node, main) = servers.connection_to_renew(slot).await?;
-        let mut writer = node.writer(Use::Renewal, &servers.state, &main).await?;
-        servers.check_master(&node)?;
-        if let Some(writer) = &mut writer {
-            writer.sends();
-        }
-        Ok(Self { node, main, writer })
-    }
-
-    fn connection(&self) -> &Connection {
-        self.writer.as_deref().unwrap_or(&self.main)
-    }
-
-    fn answered(&mut self) {
-        if let Some(writer) = &mut self.writer {
-            writer.answered();
-        }
-    }
-
-    /// Waits until the wanted number of replicas has the renewals.
-    async fn replicate(&mut self, servers: &Servers) -> Result<()> {
-        let config = &servers.state.config;
-        let asked = config.replicas;
-        if asked == 0 {
-            return Ok(());
-        }
-        let timeout = config.response_timeout / 2;
-        let have = self.connection().replicated(asked, timeout).await;
-        let failed = |error| servers.state.failed("waiting for replicas", None, error);
-        let have = have.map_err(failed)?;
-        self.answered();
-        if have >= asked {
-            return Ok(());
-        }
-        Err(too_few_replicas(&config.store, have, asked, timeout))
-    }
+async fn to(servers: &Servers, slot: u16) -> Result<Route> {
+    Route::over(servers, servers.connection_to_renew(slot).await?).await
 }
 
 /// Appends the arguments of the script after its name.
@@ -245,7 +199,7 @@ async fn renew_groups(
     let Some((slot, _)) = groups.first() else {
         return Vec::new();
     };
-    let mut route = match Route::to(servers, *slot).await {
+    let mut route = match to(servers, *slot).await {
         Ok(route) => route,
         Err(error) => return fail(error),
     };
@@ -409,7 +363,7 @@ async fn renew_shared(servers: &Servers, held: &HeldClaim) -> Renewal {
     };
     let mut retries = Retries::new(&state.config);
     loop {
-        let mut route = match Route::to(servers, keys.slot).await {
+        let mut route = match to(servers, keys.slot).await {
             Ok(route) => route,
             Err(error) => return Renewal::Unknown(error),
         };

@@ -69,6 +69,7 @@ pub(crate) struct Scripts {
     pub(crate) evict: Script,
     pub(crate) look: Script,
     pub(crate) record: Script,
+    pub(crate) raise: Script,
 }
 
 impl Scripts {
@@ -89,6 +90,7 @@ impl Scripts {
             evict: script(include_str!("scripts/evict.lua")),
             look: script(include_str!("scripts/look.lua")),
             record: script(include_str!("scripts/record.lua")),
+            raise: script(include_str!("scripts/raise.lua")),
         }
     }
 }

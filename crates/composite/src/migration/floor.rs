@@ -3,11 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencelock_core::engine::{Claim, Leave, MAX_FLOOR, Standing};
+use fencelock_core::engine::{Claim, Grant, Leave, MAX_FLOOR, Standing};
 use fencelock_core::{ClaimIds, Clock, Engine, Error, Floor, LockName, Result, Token};
 
 /// The lock in which tokens are drawn, to see a store's counter. It also excludes a second administrator.
 pub(crate) const PROBE: &str = "fencelock/migrate";
+
+/// The lock in which [`raise_all`] draws tokens. Who moves tokens from or to a set holds [`PROBE`] meanwhile.
+const RAISED: &str = "fencelock/raise";
 
 /// The lease of the probe, if it is not released.
 const TTL: Duration = Duration::from_secs(5);
@@ -38,7 +41,7 @@ pub(crate) async fn take(
 ) -> Result<Taken> {
     let mut drawn = Vec::new();
     for engine in engines {
-        drawn.push(probe(engine, Token(0)).await?);
+        drawn.push(probe(engine, PROBE, Token(0)).await?);
     }
     let highest = drawn.iter().map(|token| token.get()).max().unwrap_or(0);
     let floor = Token(highest.saturating_add(room));
@@ -58,31 +61,45 @@ pub(crate) async fn take(
     Ok(Taken { floor, drawn })
 }
 
-/// Raises the counter of a store above the floor.
+/// Raises the counters of a store, so that its later tokens are above the floor.
 pub(crate) async fn raise(engine: &Arc<dyn Engine>, floor: Token) -> Result<()> {
-    let token = probe(engine, floor).await?;
-    match token > floor {
+    raise_by(engine, PROBE, floor).await
+}
+
+async fn raise_by(engine: &Arc<dyn Engine>, name: &'static str, floor: Token) -> Result<()> {
+    let token = probe(engine, name, floor).await?;
+    match token >= floor {
         true => Ok(()),
         false => {
-            let why = format!("it granted token {token}, which is not above the floor {floor}");
+            let why =
+                format!("its tokens were raised to {token}, which is below the floor {floor}");
             Err(Error::internal(engine, why))
         }
     }
 }
 
-/// Why one claim cannot raise all tokens of such a store; `None` if it can.
+/// Why nobody can raise all tokens of such a store; `None` if that is possible.
 pub(crate) const fn why_not(promised: Floor) -> Option<&'static str> {
     match promised {
-        Floor::Store => None,
-        Floor::Name => Some(
-            "it has several counters of tokens, and a token of one says nothing about the others",
-        ),
+        Floor::Store | Floor::Name => None,
         _ => Some("its tokens can be neither compared with those of another store nor raised"),
     }
 }
 
-/// Draws a token of the store, above this floor and above all earlier ones.
-async fn probe(engine: &Arc<dyn Engine>, floor: Token) -> Result<Token> {
+/// See [`Engine::raise_tokens`], for a set of these stores.
+pub(crate) async fn raise_all(engines: &[Arc<dyn Engine>], floor: Token) -> Result<Token> {
+    let mut highest = floor;
+    for engine in engines {
+        highest = highest.max(probe(engine, RAISED, floor).await?);
+    }
+    for engine in engines {
+        raise_by(engine, RAISED, highest).await?;
+    }
+    Ok(highest)
+}
+
+/// Draws a token of the store that is not below the floor. No earlier token of the store is above it, and all later ones are.
+async fn probe(engine: &Arc<dyn Engine>, name: &'static str, floor: Token) -> Result<Token> {
     let promises = engine.promises();
     let ttl = TTL.clamp(promises.min_ttl, promises.max_ttl);
     let ids = match engine.claim_ids() {
@@ -91,21 +108,36 @@ async fn probe(engine: &Arc<dyn Engine>, floor: Token) -> Result<Token> {
     };
     let until = Clock::Boot.now() + PATIENCE;
     loop {
-        let claim = Claim::new(ids.next(), "fencelock migrate", LockName::new(PROBE)?);
+        let claim = Claim::new(ids.next(), "fencelock migrate", LockName::new(name)?);
         let claim = claim.ttl(ttl).wait(false).record(true).floor(floor);
-        let placed = engine.place(&claim).await;
+        let drawn = match engine.place(&claim).await {
+            Ok(Standing::Held(grant)) => Some(highest(engine, &grant, floor).await),
+            Ok(_) => None,
+            Err(error) => Some(Err(error)),
+        };
         // If releasing fails, the hold ends with its lease.
         let _ = engine.withdraw(&claim, Leave::Release).await;
-        if let Standing::Held(grant) = placed? {
-            let tokens = grant.tokens;
-            return Ok(Token(tokens.first.get() + u64::from(tokens.count) - 1));
+        if let Some(drawn) = drawn {
+            return drawn;
         }
         if Clock::Boot.now() >= until {
             let why = format!(
-                "lock {PROBE} is held there: another `fencelock migrate` runs; wait until it has ended, and repeat"
+                "lock {name} is held there: another `fencelock migrate` runs; wait until it has ended, and repeat"
             );
             return Err(Error::unavailable(engine, "drawing a token", why));
         }
         tokio::time::sleep(PAUSE).await;
+    }
+}
+
+/// The highest token of the store, by the grant of a claim with this floor.
+async fn highest(engine: &Arc<dyn Engine>, grant: &Grant, floor: Token) -> Result<Token> {
+    match engine.promises().floor {
+        // The grant's token says nothing about other names.
+        Floor::Name => engine.raise_tokens(floor).await,
+        _ => {
+            let tokens = grant.tokens;
+            Ok(Token(tokens.first.get() + u64::from(tokens.count) - 1))
+        }
     }
 }

@@ -9,7 +9,9 @@ use fencelock_core::engine::{
     StoreListener, Withdrawn,
 };
 use fencelock_core::support::Mutex;
-use fencelock_core::{ClaimId, Clock, Engine, Error, Inspect, LockName, Mode, Promises, Result};
+use fencelock_core::{
+    ClaimId, Clock, Engine, Error, Inspect, LockName, Mode, Promises, Result, Token,
+};
 use futures_util::future::join_all;
 
 use crate::member::{close_all, identity_of};
@@ -148,6 +150,11 @@ impl Engine for Moving {
         let records: Vec<Record> = records.collect::<Result<_>>()?;
         let mut written = records.into_iter().filter(|record| !record.text.is_empty());
         Ok(written.next().unwrap_or_default())
+    }
+
+    async fn raise_tokens(&self, _: Token) -> Result<Token> {
+        let why = "its locks move while programs run, and each step raises the tokens that must be raised";
+        Err(Error::unsupported(self, "raising all tokens", why))
     }
 
     /// The lock service is no store of a set.

@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use fencelock_composite::{
-    How, Migrate, Migration, Phase, Prepare, RecordIn, Routed, Shards, Stepped, may_stand_alone,
+    How, Migrate, Migration, Phase, Prepare, Routed, Shards, Stepped, may_stand_alone,
 };
 use fencelock_core::engine::{Claim, Leave, Record, RecordChange, Standing};
 use fencelock_core::layers::Layer;
 use fencelock_core::{ClaimIds, Client, Engine, Error, LockName, Memory, Token};
-use fencelock_redis::{Redis as RedisEngine, Redlock as RedlockEngine};
+use fencelock_redis::Redis as RedisEngine;
 use fencelock_sqlite::Sqlite;
-use fencelock_testbed::{Dir, Redis, Redlock};
+use fencelock_testbed::{Dir, Redis, RedisCluster};
 
 use crate::two::{PACE, TIGHT, TTL, Two, token};
 
@@ -271,22 +271,36 @@ async fn a_set_of_one_shard_is_dissolved_and_its_store_can_be_used_again() {
     one_shard(store()).open().await.unwrap();
 }
 
+/// Each slot of a cluster has a counter, and all of them must be above the floor.
 #[tokio::test]
-async fn a_store_with_several_counters_is_refused() {
-    let group = Redlock::start(3).unwrap();
-    let keeper = Memory::new();
-    let store = async || {
-        let url = format!("{}?node-timeout=2s", group.url());
-        let url = fencelock_core::StoreUrl::parse(&url).unwrap();
-        let engine = Arc::new(RedlockEngine::connect(url).await.unwrap());
-        Arc::new(RecordIn::new(engine, Arc::new(keeper.another())).unwrap()) as Arc<dyn Engine>
-    };
-    one_shard(store().await).init().await.unwrap();
-    let refused = one_shard(store().await).dissolve("test").await.unwrap_err();
-    assert!(matches!(refused, Error::Config { .. }), "{refused:?}");
-    assert!(
-        refused.to_string().contains("several counters"),
-        "{refused}"
+async fn the_tokens_of_all_names_of_a_cluster_are_above_the_floor() {
+    let (redis, cluster) = (
+        Redis::start().unwrap(),
+        RedisCluster::start(3, 0, 60_000, None).unwrap(),
     );
-    one_shard(store().await).open().await.unwrap();
+    let open = async |url: String| {
+        let url = format!("{url}?response-timeout=5s");
+        let url = fencelock_core::StoreUrl::parse(&url).unwrap();
+        Arc::new(RedisEngine::connect(url).await.unwrap()) as Arc<dyn Engine>
+    };
+    raise(&*open(redis.url()).await, HIGH).await;
+    let migration = async || {
+        let set = Moved::between(open(redis.url()).await, open(cluster.url()).await);
+        set.migration().unwrap()
+    };
+    let terms = Prepare::default().pace(PACE).tight(TIGHT);
+    migration().await.prepare(&terms, "test").await.unwrap();
+    let how = How::new("test").despite_findings(true);
+    migration().await.begin(&how).await.unwrap();
+    for _ in 0..2 {
+        migration().await.finish(&how).await.unwrap();
+    }
+    let ended = migration().await.dissolve("test").await.unwrap();
+    assert!(matches!(ended, Stepped::Dissolved(_)), "{ended:?}");
+    let client = Client::new(open(cluster.url()).await).unwrap();
+    for number in 0..32 {
+        let first = token(&client, &format!("lock/{number}")).await;
+        assert!(first > HIGH, "{first}");
+    }
+    client.close().await.unwrap();
 }

@@ -99,10 +99,7 @@ impl Claim {
     /// [`Error::Unsupported`] if the claim has a floor and the store promises none, [`Error::Invalid`] if the floor is above
     /// [`MAX_FLOOR`].
     pub fn check_floor(&self, store: &(impl Display + ?Sized), promises: &Promises) -> Result<()> {
-        if self.floor == Token(0) {
-            return Ok(());
-        }
-        if promises.floor == Floor::Refused {
+        if self.floor > Token(0) && promises.floor == Floor::Refused {
             let why = "the tokens of this kind of store cannot be raised";
             return Err(Error::unsupported(
                 store,
@@ -110,12 +107,28 @@ impl Claim {
                 why,
             ));
         }
-        match self.floor <= MAX_FLOOR {
-            true => Ok(()),
-            false => {
-                let why = format!("it leaves no room for the tokens above it; at most {MAX_FLOOR}");
-                Err(Error::invalid("floor", self.floor.to_string(), why))
-            }
+        check_floor(self.floor)
+    }
+}
+
+/// Checks a floor for the counters of a store. An engine calls this in [`Engine::raise_tokens`](super::Engine::raise_tokens).
+///
+/// # Errors
+/// [`Error::Invalid`] if it is above [`MAX_FLOOR`].
+///
+/// ```
+/// # use fencelock_core::Token;
+/// use fencelock_core::engine::{MAX_FLOOR, check_floor};
+///
+/// assert!(check_floor(MAX_FLOOR).is_ok());
+/// assert!(check_floor(Token(MAX_FLOOR.get() + 1)).is_err());
+/// ```
+pub fn check_floor(floor: Token) -> Result<()> {
+    match floor <= MAX_FLOOR {
+        true => Ok(()),
+        false => {
+            let why = format!("it leaves no room for the tokens above it; at most {MAX_FLOOR}");
+            Err(Error::invalid("floor", floor.to_string(), why))
         }
     }
 }

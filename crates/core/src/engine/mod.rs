@@ -25,6 +25,7 @@ use async_trait::async_trait;
 
 pub use claim::{
     Claim, Event, Grant, HeldClaim, Leave, MAX_FLOOR, Place, Renewal, Standing, Withdrawn,
+    check_floor,
 };
 pub use events::{EventSender, EventSource, EventStream};
 pub use host::{Address, UrlHost, host_and_port};
@@ -171,6 +172,19 @@ pub trait Engine: Debug + Display + Send + Sync + 'static {
         let why = "this kind of store keeps none, and a set of stores needs one of each of them; name another store that keeps \
                    it, with record=URL";
         Err(Error::unsupported(self, "a record", why))
+    }
+
+    /// For a store with several counters of tokens ([`Floor::Name`]): raises all of them to `floor`, or to the highest of them if
+    /// that is above it. Returns what they were raised to: no token that was granted before this call is above it, and every
+    /// token that is granted after it is. May be called again after an error.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the store has one counter, which a claim with this floor raises, or none that can be raised;
+    /// [`Error::Invalid`] if the floor is above [`MAX_FLOOR`]; and those of the requests. Part of the counters may be raised then.
+    async fn raise_tokens(&self, floor: Token) -> Result<Token> {
+        let _ = floor;
+        let why = "this kind of store does not have several counters of tokens";
+        Err(Error::unsupported(self, "raising all tokens", why))
     }
 
     /// The events that the store reports by itself. There is one listener per engine: a second call is an error. The stream

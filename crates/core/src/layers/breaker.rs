@@ -147,6 +147,10 @@ impl Layer for Breaker {
         self.pass(self.engine.record(scope, change)).await
     }
 
+    async fn raise_tokens(&self, floor: Token) -> Result<Token> {
+        self.pass(self.engine.raise_tokens(floor)).await
+    }
+
     async fn look(&self, name: &LockName) -> Result<LockView> {
         self.pass(self.engine.inspect().look(name)).await
     }

@@ -122,6 +122,11 @@ pub trait Layer: Debug + Display + Send + Sync + 'static {
         self.below().record(scope, change).await
     }
 
+    /// See [`Engine::raise_tokens`].
+    async fn raise_tokens(&self, floor: Token) -> Result<Token> {
+        self.below().raise_tokens(floor).await
+    }
+
     /// See [`Engine::close`].
     async fn close(&self) -> Result<()> {
         self.below().close().await
@@ -237,6 +242,10 @@ impl<L: Layer> Engine for L {
 
     async fn record(&self, scope: &str, change: Option<&RecordChange>) -> Result<Record> {
         Layer::record(self, scope, change).await
+    }
+
+    async fn raise_tokens(&self, floor: Token) -> Result<Token> {
+        Layer::raise_tokens(self, floor).await
     }
 
     async fn close(&self) -> Result<()> {

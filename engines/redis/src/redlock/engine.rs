@@ -6,13 +6,13 @@ use fencelock_core::engine::{
     Claim, EventSource, EventStream, Grant, HeldClaim, Inspect, Leave, Place, Renewal, Standing,
     Withdrawn,
 };
-use fencelock_core::{Engine, Promises, Result, StoreUrl};
+use fencelock_core::{Engine, Promises, Result, StoreUrl, Token};
 
 use super::config::Config;
 use super::open::open;
 use super::options::Options;
 use super::state::State;
-use super::{acquire, promises, release, renew, wait};
+use super::{acquire, promises, raise, release, renew, wait};
 
 /// Locks on N independent Redis servers.
 pub struct Redlock {
@@ -86,6 +86,10 @@ impl Engine for Redlock {
 
     async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
         release::withdraw(&self.state, claim, how).await
+    }
+
+    async fn raise_tokens(&self, floor: Token) -> Result<Token> {
+        raise::raise_tokens(&self.state, floor).await
     }
 
     fn events(&self) -> Result<EventStream> {

@@ -35,6 +35,7 @@ mod node;
 mod open;
 mod options;
 mod promises;
+mod raise;
 mod release;
 mod renew;
 mod round;

@@ -13,6 +13,7 @@ pub(crate) struct Scripts {
     pub(crate) withdraw: Script,
     pub(crate) ask: Script,
     pub(crate) look: Script,
+    pub(crate) raise: Script,
 }
 
 impl Scripts {
@@ -27,6 +28,7 @@ impl Scripts {
             withdraw: Script::new(include_str!("../scripts/redlock_withdraw.lua"), false),
             ask: Script::new(include_str!("../scripts/redlock_ask.lua"), false),
             look: Script::new(include_str!("../scripts/redlock_look.lua"), false),
+            raise: Script::new(include_str!("../scripts/redlock_raise.lua"), false),
         }
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fencelock::engine::{Claim, Engine, Floor, Leave, MAX_FLOOR, Standing};
-use fencelock::{Durability, Error, LockName, Token};
+use fencelock::{Durability, Error, LockName, Promises, Token};
 use futures_util::future::join_all;
 
 use crate::case::{Case, case};
@@ -13,6 +13,7 @@ use crate::ctx::{Ctx, soon, until};
 pub(super) const CASES: &[Case] = &[
     case!(a_token_is_above_the_floor).promised(|promises| promises.floor > Floor::Refused),
     case!(a_floor_applies_to_all_later_claims).promised(|promises| promises.floor == Floor::Store),
+    case!(all_tokens_are_raised_at_once).promised(has_several_counters),
     case!(a_floor_applies_to_waiters_and_not_to_the_holder)
         .promised(|promises| promises.floor > Floor::Refused),
     case!(a_floor_outlives_the_server)
@@ -118,6 +119,59 @@ async fn a_floor_applies_to_all_later_claims(ctx: Ctx) {
     }
     let again = pass(&ctx.engine().await, &claim(&ctx, "first")).await;
     assert!(again > last, "{again} after {last}");
+    ctx.await_nothing_left().await;
+}
+
+/// In a move each step raises the tokens that must be raised.
+fn has_several_counters(promises: &Promises) -> bool {
+    promises.floor == Floor::Name && promises.engine != "migrate"
+}
+
+async fn all_tokens_are_raised_at_once(ctx: Ctx) {
+    let (one, two) = (ctx.engine().await, ctx.engine().await);
+    let begin = pass(&two, &claim(&ctx, "first")).await;
+    let (mut highest, mut floor) = (begin, Token(0));
+    for round in 0..4 {
+        // The counters differ.
+        for number in 0..4 {
+            let above = claim(&ctx, &format!("above/{round}/{number}"));
+            let above = above.floor(Token(begin.get() + (round * 4 + number) * FAR));
+            highest = highest.max(pass(&two, &above).await);
+        }
+        // While they are raised, other claims take locks.
+        let busy = (0..4).map(|number| {
+            let (ctx, two) = (&ctx, &two);
+            async move {
+                let mut before = Token(0);
+                for _ in 0..8 {
+                    let other = claim(ctx, &format!("busy/{round}/{number}"));
+                    let token = pass(two, &other).await;
+                    assert!(token > before, "{token} after {before}");
+                    before = token;
+                }
+            }
+        });
+        let raise = soon("raising all tokens", one.raise_tokens(floor));
+        let (raised, _) = tokio::join!(raise, join_all(busy));
+        let raised = raised.unwrap();
+        assert!(raised >= highest.max(floor), "{raised}: {highest}, {floor}");
+        assert!(raised.get() < highest.max(floor).get() + FAR, "{raised}");
+        for engine in [&one, &two, &ctx.engine().await] {
+            let later = (0..32).map(|number| {
+                let ctx = &ctx;
+                async move {
+                    let later = claim(ctx, &format!("later/{number}"));
+                    let token = pass(engine, &later).await;
+                    assert!(token > raised, "{token} after {raised}");
+                }
+            });
+            join_all(later).await;
+        }
+        floor = Token(raised.get() + (round % 2) * 4 * FAR);
+    }
+    let refused = one.raise_tokens(Token(MAX_FLOOR.get() + 1)).await;
+    let refused = refused.unwrap_err();
+    assert!(matches!(refused, Error::Invalid { .. }), "{refused:?}");
     ctx.await_nothing_left().await;
 }
 

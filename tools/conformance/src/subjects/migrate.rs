@@ -9,6 +9,7 @@ use fencelock::{MigrateSet, ShardSet};
 use fencelock_testbed::{Failure, Result};
 use serde_json::{Value, json};
 
+use super::cluster::Cluster;
 use super::etcd::OneEtcd;
 use super::redis::OneRedis;
 use super::sqlite::InFile;
@@ -26,12 +27,15 @@ pub(crate) struct Between {
 pub(crate) static IN_BOTH: Between = Between::sqlite_to_redis("migrate[1]", 1);
 
 /// The other phases, and other stores.
-pub(crate) static MORE: [Between; 5] = [
+pub(crate) static MORE: [Between; 8] = [
     Between::sqlite_to_redis("migrate[0]", 0),
     Between::sqlite_to_redis("migrate[3]", 3),
     Between::sqlite_to_redis("migrate[4]", 4),
     Between::redis_to_etcd("migrate-etcd[1]", 1),
     Between::redis_to_etcd("migrate-etcd[3]", 3),
+    Between::redis_to_cluster("migrate-cluster[1]", 1),
+    Between::redis_to_cluster("migrate-cluster[3]", 3),
+    Between::cluster_to_sqlite("migrate-cluster-back[3]", 3),
 ];
 
 /// A change from two shards to three, or back, on SQLite files. Half of the names move to the third shard, or from it.
@@ -72,6 +76,24 @@ impl Between {
             name,
             from: &OneRedis,
             to: &OneEtcd,
+            phase,
+        }
+    }
+
+    const fn redis_to_cluster(name: &'static str, phase: u32) -> Self {
+        Self {
+            name,
+            from: &OneRedis,
+            to: &Cluster,
+            phase,
+        }
+    }
+
+    const fn cluster_to_sqlite(name: &'static str, phase: u32) -> Self {
+        Self {
+            name,
+            from: &Cluster,
+            to: &InFile,
             phase,
         }
     }

@@ -17,7 +17,7 @@ const PATIENT: Duration = Duration::from_secs(20);
 const IMPATIENT: Duration = Duration::from_millis(500);
 
 /// The option `address-map` for servers behind proxies.
-fn address_map(servers: &[Redis], ports: &[u16]) -> Option<String> {
+pub(super) fn address_map(servers: &[Redis], ports: &[u16]) -> Option<String> {
     let pairs = servers.iter().map(Redis::port).zip(ports);
     let pairs: Vec<String> = pairs
         .filter(|(own, port)| own != *port)

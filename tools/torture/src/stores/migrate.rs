@@ -1,5 +1,5 @@
-//! Two Redis servers between which all locks move, there and back, while the workers run. Or three servers: one is
-//! added to a set of two shards, and removed. The nodes are the servers.
+//! Two Redis servers between which all locks move, there and back, while the workers run. Or a server and a cluster. Or
+//! three servers: one is added to a set of two shards, and removed. The nodes are the servers.
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use fencelock::MigrateSet;
 use fencelock::composite::{How, Migration, Phase, Prepare, Stepped};
-use fencelock_testbed::{Failure, Redis, Result};
+use fencelock_testbed::{Failure, Redis, RedisCluster, Result};
 use tokio::sync::Notify;
 
+use super::groups::address_map;
 use super::redis::COUNTER;
 use super::store::{STALE_QUEUE, TestStore, keys_left, kill_clients, unknown};
 use crate::fault::FaultKind;
@@ -37,9 +38,14 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// The shards of a set that gets the third one, with their weights. Half of the names move to the third one.
 const SHARDS: [(&str, u8); 3] = [("a", 1), ("b", 1), ("c", 2)];
 
+/// In a move to a cluster: after how many milliseconds it replaces a master. There are no replicas.
+const NODE_TIMEOUT: u32 = 20_000;
+
 struct Move {
     name: &'static str,
     servers: Vec<Redis>,
+    /// The new store, if it is a cluster. Its nodes come after the servers.
+    cluster: Option<RedisCluster>,
     paused: Vec<bool>,
     /// Whether the next step goes to the new store.
     forward: Arc<AtomicBool>,
@@ -56,25 +62,37 @@ struct Step {
 
 /// From one server to another.
 pub(super) fn start() -> Result<Box<dyn TestStore>> {
-    start_on("migrate", 2)
+    start_on("migrate", 2, None)
 }
 
 /// From two shards to three.
 pub(super) fn start_shards() -> Result<Box<dyn TestStore>> {
-    start_on("migrate-shards", SHARDS.len())
+    start_on("migrate-shards", SHARDS.len(), None)
 }
 
-fn start_on(name: &'static str, count: usize) -> Result<Box<dyn TestStore>> {
+/// From one server to a cluster, which has a counter of tokens for each slot.
+pub(super) fn start_cluster() -> Result<Box<dyn TestStore>> {
+    let cluster = RedisCluster::start(3, 0, NODE_TIMEOUT, Some("always"))?;
+    start_on("migrate-cluster", 1, Some(cluster))
+}
+
+fn start_on(
+    name: &'static str,
+    count: usize,
+    cluster: Option<RedisCluster>,
+) -> Result<Box<dyn TestStore>> {
     let server = || Redis::builder().append_only("always").start();
     let servers: Vec<_> = (0..count).map(|_| server()).collect::<Result<_>>()?;
     let now: Vec<String> = servers[0].command(&["TIME"])?;
     let seconds: u64 = now[0].parse().map_err(Failure::to("read the time"))?;
     let ahead = (seconds * 1_000_000 + AHEAD).to_string();
     servers[0].command::<()>(&["SET", COUNTER, &ahead])?;
+    let nodes = cluster.as_ref().map_or(0, |cluster| cluster.nodes().len());
     let store = Move {
         name,
-        paused: vec![false; servers.len()],
+        paused: vec![false; servers.len() + nodes],
         servers,
+        cluster,
         forward: Arc::new(AtomicBool::new(true)),
         steps: Vec::new(),
         wrong: Arc::default(),
@@ -92,7 +110,12 @@ impl Move {
             let url = server.url_at(*port);
             format!("{url}?claim-window={WINDOW}ms")
         });
-        let urls: Vec<_> = urls.collect();
+        let mut urls: Vec<_> = urls.collect();
+        if let Some(cluster) = &self.cluster {
+            let map = address_map(cluster.nodes(), &ports[self.servers.len()..]);
+            let map = map.map_or_else(String::new, |map| format!("&address-map={map}"));
+            urls.push(format!("{}?claim-window={WINDOW}ms{map}", cluster.url()));
+        }
         if let [from, to] = &urls[..] {
             return [from.clone(), to.clone()];
         }
@@ -109,6 +132,11 @@ impl Move {
         let [from, to] = self.urls(&self.ports());
         let set = MigrateSet::new(SET, &from, &to);
         set.migration().map_err(Failure::to("describe the stores"))
+    }
+
+    fn nodes(&self) -> Vec<&Redis> {
+        let cluster = self.cluster.iter().flat_map(RedisCluster::nodes);
+        self.servers.iter().chain(cluster).collect()
     }
 
     /// Makes the set of two shards.
@@ -220,7 +248,7 @@ pub(super) fn on_a_thread(work: impl Future<Output = Result<()>> + Send + 'stati
 /// The URL as the value of an option.
 pub(super) fn encoded(url: &str) -> String {
     let url = url.replace('%', "%25").replace('?', "%3F");
-    url.replace('&', "%26")
+    url.replace('&', "%26").replace('@', "%40")
 }
 
 impl TestStore for Move {
@@ -229,7 +257,7 @@ impl TestStore for Move {
     }
 
     fn ports(&self) -> Vec<u16> {
-        self.servers.iter().map(Redis::port).collect()
+        self.nodes().into_iter().map(Redis::port).collect()
     }
 
     fn url(&self, ports: &[u16]) -> String {
@@ -238,13 +266,16 @@ impl TestStore for Move {
     }
 
     fn faults(&self) -> Vec<FaultKind> {
-        vec![
+        let mut faults = vec![
             FaultKind::Step,
             FaultKind::StepKilled,
-            FaultKind::RecordLost,
             FaultKind::Pause,
             FaultKind::KillConnections,
-        ]
+        ];
+        if self.cluster.is_none() {
+            faults.push(FaultKind::RecordLost);
+        }
+        faults
     }
 
     fn begin(&mut self, kind: FaultKind, node: usize) -> Result<()> {
@@ -266,9 +297,9 @@ impl TestStore for Move {
             }
             FaultKind::Pause => {
                 self.paused[node] = true;
-                self.servers[node].pause()
+                self.nodes()[node].pause()
             }
-            FaultKind::KillConnections => kill_clients(&self.servers[node]),
+            FaultKind::KillConnections => kill_clients(self.nodes()[node]),
             other => Err(unknown(self, other)),
         }
     }
@@ -288,7 +319,7 @@ impl TestStore for Move {
             FaultKind::RecordLost => self.step(false),
             FaultKind::Pause => {
                 self.paused[node] = false;
-                self.servers[node].resume()
+                self.nodes()[node].resume()
             }
             FaultKind::KillConnections => Ok(()),
             other => Err(unknown(self, other)),
@@ -319,7 +350,13 @@ impl TestStore for Move {
         if let Some(wrong) = wrong.into_iter().next() {
             return Err(Failure::new(wrong));
         }
-        keys_left(&self.servers, |key| key == COUNTER || key == RECORD)
+        // A cluster has a counter for each slot.
+        let permanent = |key: &str| key.starts_with(COUNTER) || key == RECORD;
+        let mut left = keys_left(&self.servers, permanent)?;
+        if let Some(cluster) = &self.cluster {
+            left.extend(keys_left(cluster.nodes(), permanent)?);
+        }
+        Ok(left)
     }
 }
 

@@ -52,6 +52,11 @@ const KINDS: &[(&str, &str, Start)] = &[
         |_| migrate::start(),
     ),
     (
+        "migrate-cluster",
+        "a Redis and a Redis Cluster between which the locks move, there and back",
+        |_| migrate::start_cluster(),
+    ),
+    (
         "migrate-shards",
         "two Redis servers as shards, to which a third one is added, and removed",
         |_| migrate::start_shards(),
