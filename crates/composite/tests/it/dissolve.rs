@@ -284,12 +284,41 @@ async fn the_tokens_of_all_names_of_a_cluster_are_above_the_floor() {
         Arc::new(RedisEngine::connect(url).await.unwrap()) as Arc<dyn Engine>
     };
     raise(&*open(redis.url()).await, HIGH).await;
-    let migration = async || {
+    let file = Dir::new("dissolve").unwrap();
+    let file = async || {
+        let file = Sqlite::at(file.join("new")).await.unwrap();
+        Arc::new(file) as Arc<dyn Engine>
+    };
+    let to_cluster = async || {
         let set = Moved::between(open(redis.url()).await, open(cluster.url()).await);
         set.migration().unwrap()
     };
-    let terms = Prepare::default().pace(PACE).tight(TIGHT);
-    migration().await.prepare(&terms, "test").await.unwrap();
+    let from_cluster = async || {
+        let set = Migrate::between(("from", open(cluster.url()).await), ("to", file().await));
+        set.set("payments").migration().unwrap()
+    };
+    move_and_dissolve(to_cluster).await;
+    let client = Client::new(open(cluster.url()).await).unwrap();
+    for number in 0..32 {
+        let first = token(&client, &format!("lock/{number}")).await;
+        assert!(first > HIGH, "{first}");
+    }
+    client.close().await.unwrap();
+    // One slot's counter is above all others, and the file's tokens are above that one.
+    let higher = Token(HIGH.get() + 3_600_000_000);
+    raise(&*open(cluster.url()).await, higher).await;
+    move_and_dissolve(from_cluster).await;
+    let client = Client::new(file().await).unwrap();
+    let first = token(&client, "raise").await;
+    assert!(first > higher, "{first}");
+    client.close().await.unwrap();
+}
+
+/// Makes all steps of a move that nobody has prepared yet.
+async fn move_and_dissolve(migration: impl AsyncFn() -> Migration) {
+    let terms = Prepare::default().pace(PACE).tight(TIGHT).replace(true);
+    let prepared = migration().await.prepare(&terms, "test").await.unwrap();
+    assert!(matches!(prepared, Stepped::Done(_)), "{prepared:?}");
     let how = How::new("test").despite_findings(true);
     migration().await.begin(&how).await.unwrap();
     for _ in 0..2 {
@@ -297,10 +326,4 @@ async fn the_tokens_of_all_names_of_a_cluster_are_above_the_floor() {
     }
     let ended = migration().await.dissolve("test").await.unwrap();
     assert!(matches!(ended, Stepped::Dissolved(_)), "{ended:?}");
-    let client = Client::new(open(cluster.url()).await).unwrap();
-    for number in 0..32 {
-        let first = token(&client, &format!("lock/{number}")).await;
-        assert!(first > HIGH, "{first}");
-    }
-    client.close().await.unwrap();
 }
