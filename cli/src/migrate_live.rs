@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use fencelock::composite::{How, Migration, Phase, Prepare, Status, Stepped};
-use fencelock::{MigrateSet, ShardSet, StoreUrl, in_words, shard_urls};
+use fencelock::{MigrateSet, ShardSet, StoreUrl, Token, in_words, shard_urls};
 use serde_json::{Value, json};
 
 use crate::args::{Migrate, MigrateBegin, MigrateFinish, MigrateGo, MigratePrepare, MigrateStatus};
@@ -163,6 +163,8 @@ async fn finish(args: &MigrateFinish, wanted: Wanted) -> Outcome {
         );
         return Err(Failure::usage(why));
     }
+    let mut how = how;
+    how.highest_token = args.highest_token.map(Token);
     end(migration.finish_without_old(&how).await?)
 }
 

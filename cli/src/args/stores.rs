@@ -152,6 +152,11 @@ pub(crate) struct MigrateFinish {
     /// The old store is gone for good, and the set has this name: leave it without asking it
     #[arg(long, value_name = "SET")]
     pub(crate) old_is_destroyed: Option<String>,
+
+    /// With --old-is-destroyed, before the new store counts: no token of the old store is above this one. The highest mark of
+    /// the fences is such a token, with some room for tokens that were not used
+    #[arg(long, value_name = "TOKEN", requires = "old_is_destroyed")]
+    pub(crate) highest_token: Option<u64>,
 }
 
 fn duration(what: &'static str, text: Option<&str>) -> Result<Option<Duration>, Error> {

@@ -24,6 +24,8 @@ mod inspect;
 mod late_store;
 mod migrate;
 mod migrate_live;
+#[cfg(feature = "redis")]
+mod migrate_servers;
 #[cfg(feature = "mysql")]
 mod mysql;
 mod nested;

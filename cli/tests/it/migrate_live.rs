@@ -12,17 +12,17 @@ use crate::fixture::{Fixture, Ran, Running, until};
 #[cfg(feature = "redis")]
 use crate::fixture::{patient, run_block};
 
-/// Two files between which locks move, with programs that use them.
-struct Move {
+/// Two stores between which locks move, with programs that use them.
+pub(crate) struct Move {
     dir: Dir,
-    programs: Fixture,
-    ttl: &'static str,
+    pub(crate) programs: Fixture,
+    pub(crate) ttl: &'static str,
 }
 
 /// Short enough for the pace: a ttl may be at most two thirds of it. Long enough for a machine that stands still for a second.
-const TTL: &str = "2400ms";
+pub(crate) const TTL: &str = "2400ms";
 
-const PREPARE: [&str; 5] = ["prepare", "--pace", "3600ms", "--tight", "400ms"];
+pub(crate) const PREPARE: [&str; 5] = ["prepare", "--pace", "3600ms", "--tight", "400ms"];
 
 impl Move {
     fn prepared() -> Self {
@@ -33,7 +33,7 @@ impl Move {
         all
     }
 
-    fn between(dir: Dir, from: &str, to: &str) -> Self {
+    pub(crate) fn between(dir: Dir, from: &str, to: &str) -> Self {
         let [from, to] = [from, to].map(|url| {
             let encoded = url.bytes().map(|byte| format!("%{byte:02X}"));
             encoded.collect::<String>()
@@ -46,33 +46,33 @@ impl Move {
         }
     }
 
-    fn url(&self, name: &str) -> String {
+    pub(crate) fn url(&self, name: &str) -> String {
         format!("sqlite:{}", self.dir.join(name))
     }
 
-    fn step(&self, words: &[&str]) -> Ran {
+    pub(crate) fn step(&self, words: &[&str]) -> Ran {
         self.programs.run(&[&["migrate"], words].concat())
     }
 
-    fn done(&self, words: &[&str]) -> String {
+    pub(crate) fn done(&self, words: &[&str]) -> String {
         let ran = self.step(words);
         assert_eq!(ran.code, 0, "{words:?}: {ran:?}");
         ran.out
     }
 
-    fn status(&self) -> Value {
+    pub(crate) fn status(&self) -> Value {
         let ran = self.step(&["status", "--json"]);
         serde_json::from_str(&ran.out).unwrap_or_else(|_| panic!("{ran:?}"))
     }
 
-    fn token(&self) -> u64 {
+    pub(crate) fn token(&self) -> u64 {
         let words = ["run", "--ttl", self.ttl, "x", "-c", "echo $FENCELOCK_TOKEN"];
         let ran = self.programs.run(&words);
         assert_eq!(ran.code, 0, "{ran:?}");
         ran.out.trim().parse().unwrap()
     }
 
-    fn hold(&self, name: &str) -> (Running, u64) {
+    pub(crate) fn hold(&self, name: &str) -> (Running, u64) {
         let mut hold = self.programs.start(&["hold", "--ttl", self.ttl, name]);
         let token = hold.json()["token"].as_u64().unwrap();
         (hold, token)
@@ -133,89 +133,6 @@ fn a_dissolved_set_leaves_the_plain_url_of_the_new_store() {
     let of_set = all.programs.run(&["run", "--ttl", TTL, "x", "--", "true"]);
     refused(of_set, 78, "was dissolved");
     refused(plain.run(&["set", "dissolve"]), 78, "name a set");
-}
-
-/// From each kind of server to the next one, with a hold that lives through all steps.
-#[cfg(all(
-    feature = "redis",
-    feature = "zookeeper",
-    feature = "postgres",
-    feature = "mysql"
-))]
-#[test]
-fn locks_move_between_servers_of_many_kinds() {
-    use fencelock_testbed::{MariaDb, Postgres, ZooKeeper};
-
-    let redis = Redis::builder().append_only("always").start().unwrap();
-    let zookeeper = ZooKeeper::start().unwrap();
-    let (postgres, mariadb) = (Postgres::start().unwrap(), MariaDb::start().unwrap());
-    let urls = [
-        patient(&redis),
-        zookeeper.url(),
-        postgres.url(),
-        mariadb.url(),
-    ];
-    move_along(&urls, PREPARE[2], TTL);
-}
-
-/// Between stores with several counters of tokens, and back to one.
-#[cfg(feature = "redis")]
-#[test]
-fn locks_move_to_a_cluster_to_a_group_and_back() {
-    use fencelock_testbed::{RedisCluster, Redlock};
-
-    let dir = Dir::new("migrate").unwrap();
-    let [from, to, records] =
-        ["from", "to", "records"].map(|file| format!("sqlite:{}", dir.join(file)));
-    let cluster = RedisCluster::start(3, 0, 60_000, None).unwrap();
-    let group = Redlock::start(3).unwrap();
-    let records = records.replace(':', "%3A");
-    let urls = [
-        from,
-        format!("{}?response-timeout=5s", cluster.url()),
-        // Its shortest ttl is 5 s.
-        format!("{}?node-timeout=1s&record={records}", group.url()),
-        to,
-    ];
-    move_along(&urls, "7500ms", "5s");
-}
-
-/// Moves the locks from each store to the next one, with a hold that lives through all steps.
-fn move_along(urls: &[String], pace: &str, ttl: &'static str) {
-    let mut last = 0;
-    for pair in urls.windows(2) {
-        let mut all = Move::between(Dir::new("migrate").unwrap(), &pair[0], &pair[1]);
-        all.ttl = ttl;
-        let mut grows = || {
-            let token = all.token();
-            assert!(token > last, "{pair:?}: {token} after {last}");
-            last = token;
-        };
-        all.done(&["prepare", "--pace", pace, "--tight", PREPARE[4]]);
-        grows();
-        all.done(&["begin", "--despite-findings"]);
-        let (mut hold, held) = all.hold("held");
-        let is_held = || {
-            let words = ["run", "-n", "--ttl", ttl, "held", "--", "true"];
-            let other = all.programs.run(&words);
-            assert_eq!(other.code, 1, "{pair:?}: {other:?}");
-        };
-        // Each time to the next phase.
-        for _ in 0..2 {
-            is_held();
-            grows();
-            all.done(&["finish"]);
-        }
-        is_held();
-        grows();
-        assert!(hold.runs(), "{pair:?}");
-        assert_eq!(hold.end().code, 0, "{pair:?}");
-        let (next, token) = all.hold("held");
-        assert!(token > held, "{pair:?}: {token} after {held}");
-        assert_eq!(next.end().code, 0);
-        let dissolved = all.programs.run(&["set", "dissolve"]);
-        assert_eq!(dissolved.code, 0, "{pair:?}: {dissolved:?}");
-    }
 }
 
 /// The command asks the new store alone.

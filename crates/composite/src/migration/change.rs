@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencelock_core::{Engine, Error, Result};
+use fencelock_core::{Engine, Error, Result, Token};
 use futures_util::future::join_all;
 
 use crate::maps::Maps;
@@ -61,6 +61,8 @@ pub struct How<'a> {
     pub record_lost: bool,
     /// The phase at which [`Migration::finish`] ends. If it is not set, each call ends at the next phase that can last.
     pub to: Option<Phase>,
+    /// For [`Migration::finish_without_old`] while the old store counts: no token of the old store is above this one.
+    pub highest_token: Option<Token>,
     /// Called with what happens, as sentences for people.
     pub tell: &'a (dyn Fn(&str) + Send + Sync),
 }
@@ -76,6 +78,7 @@ impl<'a> How<'a> {
             despite_findings: false,
             record_lost: false,
             to: None,
+            highest_token: None,
             tell: &|_| {},
         }
     }
@@ -112,6 +115,13 @@ impl<'a> How<'a> {
     #[must_use]
     pub fn to(mut self, phase: Phase) -> Self {
         self.to = Some(phase);
+        self
+    }
+
+    /// Sets [`highest_token`](Self#structfield.highest_token).
+    #[must_use]
+    pub fn highest_token(mut self, token: Token) -> Self {
+        self.highest_token = Some(token);
         self
     }
 

@@ -61,15 +61,16 @@ pub(crate) async fn take(
     Ok(Taken { floor, drawn })
 }
 
-/// Raises the counters of a store, so that its later tokens are above the floor.
-pub(crate) async fn raise(engine: &Arc<dyn Engine>, floor: Token) -> Result<()> {
+/// Raises the counters of a store to the floor, or above it. Returns what they were raised to: no earlier token of the store is
+/// above that, and all later ones are.
+pub(crate) async fn raise(engine: &Arc<dyn Engine>, floor: Token) -> Result<Token> {
     raise_by(engine, PROBE, floor).await
 }
 
-async fn raise_by(engine: &Arc<dyn Engine>, name: &'static str, floor: Token) -> Result<()> {
+async fn raise_by(engine: &Arc<dyn Engine>, name: &'static str, floor: Token) -> Result<Token> {
     let token = probe(engine, name, floor).await?;
     match token >= floor {
-        true => Ok(()),
+        true => Ok(token),
         false => {
             let why =
                 format!("its tokens were raised to {token}, which is below the floor {floor}");

@@ -1,5 +1,6 @@
 //! The steps from phase to phase.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use fencelock_core::engine::{MAX_FLOOR, RecordChange};
@@ -175,11 +176,15 @@ impl Migration {
         Ok(Stepped::Done(Phase::Old))
     }
 
-    /// From both stores, with the new one counting, to the new store alone, although the old one is gone for good and does not
-    /// answer. If it comes back, its record still says that both stores are needed, and the next step brings it up to date.
+    /// To the new store alone, although the old one is gone for good and does not answer. If it comes back, the next step brings
+    /// its record up to date. Until then a program that reaches it and not the new store may lock there.
+    ///
+    /// While the old store counts, it alone knows its tokens. So before both stores with the new one counting, this needs
+    /// [`How::highest_token`].
     ///
     /// # Errors
-    /// The errors of the new store. [`Error::Unsupported`] in another phase, because the old store's tokens are not known then.
+    /// The errors of the new store. [`Error::Unsupported`] if the old store's tokens are not known, or where shards are added or
+    /// removed. [`Error::Invalid`] if tokens cannot be raised that far.
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -211,36 +216,57 @@ impl Migration {
         }
         let (id, _) = self.maps.new.shards().next().ok_or(Error::Closed)?;
         let store = self.shard(id)?.store.open().await?;
-        let finished = self.finish_alone(id, &*store, how).await;
+        let finished = self.finish_alone(id, &store, how).await;
         close(&*store).await;
         finished
     }
 
-    async fn finish_alone(&self, id: &str, store: &dyn Engine, how: &How<'_>) -> Result<Stepped> {
+    async fn finish_alone(
+        &self,
+        id: &str,
+        store: &Arc<dyn Engine>,
+        how: &How<'_>,
+    ) -> Result<Stepped> {
         let record = store.record("", None).await?;
         let stored = Stored::parse_change(&record.text, &self.set, id, &self.maps);
         let stored = stored.map_err(|why| Error::config(store, ConfigPart::Record, why))?;
+        let times = times_of(&stored)?;
+        let counted = stored.phase() >= Phase::BothNew;
         let pause = match stored.phase() {
             // Some programs may know a later version that only the old store had, of a step back. They share the new store with
             // all others. The next version makes them follow.
             Phase::New => Duration::ZERO,
-            Phase::BothNew => {
-                let times = times_of(&stored)?;
-                times.pace + times.lock_delay
-            }
-            phase => {
-                let why = format!(
-                    "the set is in phase {phase}, so nobody knows which tokens the old store gave; use new names for the locks, or let the fences begin anew"
-                );
-                return Err(Error::unsupported(
-                    store,
-                    "going on without the old store",
-                    why,
-                ));
-            }
+            // No program can renew a hold in the old store, so after this time none believes in one.
+            _ => times.pace + times.lock_delay,
         };
+        let highest = match how.highest_token {
+            None if !counted => {
+                let why = format!(
+                    "the set is in phase {}, so nobody knows which tokens the old store gave; if you know a token that none of them was above, such as the highest mark of the fences and some room, say it with --highest-token; else use new names for the locks, or let the fences begin anew",
+                    stored.phase()
+                );
+                let action = "going on without the old store";
+                return Err(Error::unsupported(store, action, why));
+            }
+            highest => highest,
+        };
+        if stored.is_given_back() {
+            // Programs may have begun to use the store by itself.
+            check_unused(&**store).await?;
+        }
         self.wait(how, Phase::New, Clock::Boot.now(), pause).await;
         let mut next = stored.next(Phase::New);
+        if let (Some(moving), Some(highest), false) = (&mut next.moving, highest, counted) {
+            // Grants that the store made before it counted are not above the floor.
+            let floor = floor::raise(store, highest).await?.get();
+            moving.floors.insert(id.to_owned(), floor);
+            moving.taken = [moving.taken[1], floor];
+            moving.drawn = [(id.to_owned(), floor)].into();
+            moving.floors_at.get_or_insert_with(now);
+            moving.given_back = false;
+            moving.floor_due = false;
+            moving.hush_from = None;
+        }
         next.version = stored.version + AFTER_LOSS;
         next.sign(how.by);
         let text = next.text()?;
