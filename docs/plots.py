@@ -62,6 +62,10 @@ PLOTS = [
     ("loop", "Contended lock, closed loop, redis", "One contended lock on Redis: hand-offs per second", "waiters", "hand-offs/s", rate),
     ("loop-gaps", "Contended lock, closed loop, redis", "One contended lock on Redis: gap p99", "waiters", "gap p99", time),
     ("drain", "Contended lock, drain, redis", "Each waiter holds the lock once: hand-offs per second", "waiters", "hand-offs/s", rate),
+    ("peers-pairs", "Other languages, uncontended", "Uncontended locks on Redis, all libraries: pairs per second", "workers", "pairs/s", rate),
+    ("peers-loop", "Other languages, closed loop", "One contended lock on Redis, all libraries: hand-offs per second", "waiters", "hand-offs/s", rate),
+    ("peers-gaps", "Other languages, closed loop", "One contended lock on Redis, all libraries: gap p99", "waiters", "gap p99", time),
+    ("peers-drain", "Other languages, drain", "Each waiter holds the lock once, all libraries: hand-offs per second", "waiters", "hand-offs/s", rate),
     ("pairs", "Uncontended take and release, redis", "Uncontended locks on Redis: pairs per second", "workers", "pairs/s", rate),
 ]
 
