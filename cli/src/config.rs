@@ -25,6 +25,10 @@ pub(crate) async fn check(args: ConfigCheck, store: Wanted) -> Outcome {
     }
     match worst {
         code::DONE => {}
+        // The file may be right, and a store away.
+        code::UNAVAILABLE => {
+            say("not every store of the configuration file can be reached; see the errors above")
+        }
         _ => say("the configuration file cannot be used; correct the errors above"),
     }
     Ok(worst)

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fencelock::engine::{Claim, ClaimId, ClaimIds, Engine, Floor, Leave, MAX_FLOOR, Standing};
-use fencelock::{LockName, Token};
+use fencelock::{Error, LockName, Token};
 
 use crate::exit::{Failure, Outcome, code, print};
 use crate::store::{CLOSE_TIMEOUT, Wanted};
@@ -99,7 +99,8 @@ async fn raise_above(
     let last = old.token(Token(0)).await?;
     let held = [unused(from).await, unused(to).await];
     held.into_iter().collect::<Result<(), _>>()?;
-    let mut raised = false;
+    // Drawing a token of several counters raises those that are below it.
+    let mut raised = to.promises().floor == Floor::Name;
     let mut next = token_of(to, Token(0)).await?;
     if next < last {
         if last > MAX_FLOOR {
@@ -150,7 +151,15 @@ impl<'a> Probe<'a> {
         match self.store.place(&claim).await? {
             // The grant's token says nothing about the other counters.
             Standing::Held(_) if self.store.promises().floor == Floor::Name => {
-                Ok(self.store.raise_tokens(floor).await?)
+                match self.store.raise_tokens(floor).await {
+                    Err(Error::Invalid { input, .. }) => {
+                        let why = format!(
+                            "one of its tokens is {input}, and tokens cannot be raised above more than {MAX_FLOOR}"
+                        );
+                        Err(cannot(self.store, &why))
+                    }
+                    raised => Ok(raised?),
+                }
             }
             Standing::Held(grant) => {
                 let tokens = grant.tokens;

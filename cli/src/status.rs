@@ -79,8 +79,9 @@ struct Row {
     reached: Option<Duration>,
     /// What the record says of a set, or of a store in a set.
     record: Option<Written>,
-    held: usize,
-    waiting: usize,
+    /// Of all its parts; `None` if one of them did not answer.
+    held: Option<usize>,
+    waiting: Option<usize>,
     findings: usize,
     /// Why the store, or a part of it, did not answer, with the exit code that this has.
     wrong: Option<(String, u8)>,
@@ -119,8 +120,8 @@ async fn row(file: &Config, name: &str, engine: Option<Arc<Breaker>>) -> Row {
         engine,
         reached: None,
         record: None,
-        held: 0,
-        waiting: 0,
+        held: None,
+        waiting: None,
         findings: 0,
         wrong: None,
     };
@@ -163,8 +164,10 @@ async fn look(file: &Config, row: &mut Row) -> Result<(), Error> {
     let (locks, away) = locks.await?;
     row.reached = Some(begun.elapsed());
     row.wrong = away.first().map(with_code);
-    row.held = locks.iter().map(|lock| lock.holders.len()).sum();
-    row.waiting = locks.iter().map(|lock| lock.waiters.len()).sum();
+    if away.is_empty() {
+        row.held = Some(locks.iter().map(|lock| lock.holders.len()).sum());
+        row.waiting = Some(locks.iter().map(|lock| lock.waiters.len()).sum());
+    }
     let looked_over = look_over(&*engine, row);
     let mut findings = in_time(&url, "looking it over", looked_over).await?;
     let purpose = file.purpose(&row.name).unwrap_or(Purpose::Correctness);
@@ -219,7 +222,7 @@ fn table(rows: &[Row]) -> String {
         let record = row.record.as_ref();
         let by = record.and_then(|record| record.by.as_deref());
         let phase = record.and_then(Written::moves_in);
-        let counted = |count: usize| known(row.reached.map(|_| count.to_string()));
+        let counted = |count: Option<usize>| known(count.map(|count| count.to_string()));
         let reached = row.reached.map(|after| format!("in {}", in_words(after)));
         let cells = [
             format!("@{}", row.name),
@@ -229,7 +232,7 @@ fn table(rows: &[Row]) -> String {
             known(by.map(one_line)),
             counted(row.held),
             counted(row.waiting),
-            counted(row.findings),
+            counted(row.reached.map(|_| row.findings)),
             row.breaker().unwrap_or("-").to_owned(),
         ];
         let wrong = row.wrong.as_ref().map(|(why, _)| one_line(why));
@@ -261,8 +264,8 @@ fn json(rows: &[Row]) -> String {
             "version": row.record.as_ref().map(|record| record.version),
             "phase": row.record.as_ref().and_then(Written::moves_in),
             "by": row.record.as_ref().and_then(|record| record.by.as_deref()),
-            "held": row.reached.map(|_| row.held),
-            "waiting": row.reached.map(|_| row.waiting),
+            "held": row.held,
+            "waiting": row.waiting,
             "breaker": row.breaker(),
             "findings": row.reached.map(|_| row.findings),
             "error": row.wrong.as_ref().map(|(why, _)| why),

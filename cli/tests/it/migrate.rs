@@ -26,7 +26,7 @@ fn sqlite(dir: &Dir, name: &str) -> String {
 }
 
 /// Writes the last token of an SQLite store.
-fn set_last(path: &str, token: u64) {
+pub(crate) fn set_last(path: &str, token: u64) {
     let script = "import sqlite3, sys
 file = sqlite3.connect(sys.argv[1])
 file.execute('UPDATE store SET token = ?', (int(sys.argv[2]),))

@@ -43,6 +43,24 @@ fn locks_move_from_a_cluster_to_a_group_and_on() {
     move_along(&urls, "7500ms", "5s");
 }
 
+/// The group would begin at the time again if all its servers forgot, and its record would not tell.
+#[test]
+fn a_group_is_refused_where_tokens_are_ahead_of_the_time() {
+    let dir = Dir::new("migrate").unwrap();
+    let [records, old] = ["records", "old"].map(|file| format!("sqlite:{}", dir.join(file)));
+    let group = fencelock_testbed::Redlock::start(3).unwrap();
+    let records = records.replace(':', "%3A");
+    let group = format!("{}?node-timeout=1s&record={records}", group.url());
+    let plain = Fixture::on(old.clone());
+    assert_eq!(plain.run(&["run", "x", "--", "true"]).code, 0);
+    crate::migrate::set_last(&dir.join("old"), 3_000_000_000_000_000);
+    let all = Move::between(dir, &old, &group);
+    all.done(&["prepare", "--pace", "7500ms", "--tight", PREPARE[4]]);
+    let refused = all.step(&["begin", "--despite-findings"]);
+    assert_eq!((refused.code, &*refused.out), (1, ""), "{refused:?}");
+    assert!(refused.err.contains("ahead of the time"), "{refused:?}");
+}
+
 /// Moves the locks from each store to the next one, with a hold that lives through all steps.
 fn move_along(urls: &[String], pace: &str, ttl: &'static str) {
     let mut last = 0;
@@ -122,6 +140,15 @@ fn a_set_goes_on_without_a_server_that_is_gone_for_good() {
         let ended = hold.end();
         assert_eq!(ended.code, 75, "{phase}: {ended:?}");
         assert!(all.token() > next, "{phase}");
+        // The token was too low, somebody finds.
+        let higher = next + 3_600_000_000;
+        let highest = higher.to_string();
+        let again = all.step(&[&gone[..], &["--highest-token", &highest]].concat());
+        assert_eq!(again.code, 0, "{phase}: {again:?}");
+        assert!(all.token() > higher, "{phase}");
+        let senseless = [&gone[..], &["--highest-token", "9007199254740991"]].concat();
+        let refused = all.step(&senseless);
+        assert_eq!((refused.code, &*refused.out), (64, ""), "{refused:?}");
     }
 }
 

@@ -72,7 +72,7 @@ impl RecordIn {
         }
         Ok(Self {
             address: in_order(&engine.to_string()),
-            promises: engine.promises().clone().record(true),
+            promises: engine.promises().clone().record(true).record_apart(true),
             engine,
             other,
         })

@@ -73,8 +73,12 @@ pub(crate) struct Node {
 
 impl Node {
     pub(crate) fn new(target: Target) -> Arc<Self> {
+        let who = match &target {
+            Target::Fixed(client) => format!("{}: ", client.get_connection_info().addr()),
+            Target::Master(_) => String::new(),
+        };
         let status = Status::Down {
-            why: "not connected yet".to_owned(),
+            why: format!("{who}not connected yet"),
             refused: false,
         };
         let earlier = Arc::<Earlier>::default();

@@ -27,6 +27,7 @@ pub(crate) async fn raise_tokens(servers: &Servers, floor: Token) -> Result<Toke
     check_floor(floor)?;
     servers.state.check_not_inspect_only(RAISING)?;
     let highest = raise(servers, floor.get()).await?;
+    check_floor(Token(highest))?;
     // From now on the tokens of all counters are above the highest one.
     raise(servers, highest).await?;
     Ok(Token(highest))

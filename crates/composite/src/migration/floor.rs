@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencelock_core::engine::{Claim, Grant, Leave, MAX_FLOOR, Standing};
+use fencelock_core::engine::{Claim, Grant, Leave, MAX_FLOOR, Standing, check_floor};
 use fencelock_core::{ClaimIds, Clock, Engine, Error, Floor, LockName, Result, Token};
 
 /// The lock in which tokens are drawn, to see a store's counter. It also excludes a second administrator.
@@ -93,6 +93,7 @@ pub(crate) async fn raise_all(engines: &[Arc<dyn Engine>], floor: Token) -> Resu
     for engine in engines {
         highest = highest.max(probe(engine, RAISED, floor).await?);
     }
+    check_floor(highest)?;
     for engine in engines {
         raise_by(engine, RAISED, highest).await?;
     }

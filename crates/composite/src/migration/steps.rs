@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fencelock_core::engine::{MAX_FLOOR, RecordChange};
-use fencelock_core::{BootInstant, Clock, ConfigPart, Engine, Error, Purpose, Result, in_words};
+use fencelock_core::{
+    BootInstant, Clock, ConfigPart, Engine, Error, Purpose, Result, Token, in_words,
+};
 
 use crate::migration::change::{How, Migration, Opened, Stepped, close};
 use crate::migration::floor;
@@ -17,6 +19,9 @@ use crate::unused::check_unused;
 
 /// How many holders a message names.
 const NAMED: usize = 5;
+
+/// How far tokens that follow the time may be ahead of it.
+const AHEAD: Duration = Duration::from_secs(10);
 
 impl Migration {
     /// From the old store alone to both stores, with the old one counting.
@@ -239,7 +244,7 @@ impl Migration {
             // No program can renew a hold in the old store, so after this time none believes in one.
             _ => times.pace + times.lock_delay,
         };
-        let highest = match how.highest_token {
+        match how.highest_token {
             None if !counted => {
                 let why = format!(
                     "the set is in phase {}, so nobody knows which tokens the old store gave; if you know a token that none of them was above, such as the highest mark of the fences and some room, say it with --highest-token; else use new names for the locks, or let the fences begin anew",
@@ -248,17 +253,25 @@ impl Migration {
                 let action = "going on without the old store";
                 return Err(Error::unsupported(store, action, why));
             }
-            highest => highest,
-        };
+            Some(highest) if highest > MAX_FLOOR => {
+                let why = format!("it leaves no room for the tokens above it; at most {MAX_FLOOR}");
+                return Err(Error::invalid("highest token", highest.to_string(), why));
+            }
+            _ => {}
+        }
         if stored.is_given_back() {
             // Programs may have begun to use the store by itself.
             check_unused(&**store).await?;
         }
         self.wait(how, Phase::New, Clock::Boot.now(), pause).await;
         let mut next = stored.next(Phase::New);
-        if let (Some(moving), Some(highest), false) = (&mut next.moving, highest, counted) {
+        let raised = match how.highest_token {
+            Some(highest) => Some(floor::raise(store, highest).await?.get()),
+            None => None,
+        };
+        // Where the store counts already, holds have tokens below this one. Its counter alone is raised then.
+        if let (Some(moving), Some(floor), false) = (&mut next.moving, raised, counted) {
             // Grants that the store made before it counted are not above the floor.
-            let floor = floor::raise(store, highest).await?.get();
             moving.floors.insert(id.to_owned(), floor);
             moving.taken = [moving.taken[1], floor];
             moving.drawn = [(id.to_owned(), floor)].into();
@@ -452,11 +465,10 @@ impl Migration {
                 )));
             }
         }
-        let tokens = floor::take(&opened.engines, &[], 0).await;
-        match tokens {
-            Err(Error::Invalid { why, .. }) => Ok(Some(format!("{why} ({MAX_FLOOR})"))),
-            tokens => tokens.map(|_| None),
-        }
+        Ok(match highest(opened).await? {
+            Err(why) => Some(why),
+            Ok(highest) => ahead_of_time(opened, highest),
+        })
     }
 
     /// Holders in this store alone, which do not exclude those of the next phase, or would lose their holds: programs that were
@@ -502,6 +514,29 @@ impl Migration {
             )
         }))
     }
+}
+
+/// The highest token of these stores; or why tokens cannot be raised above it.
+async fn highest(opened: &Opened) -> Result<Result<Token, String>> {
+    match floor::take(&opened.engines, &[], 0).await {
+        Err(Error::Invalid { why, .. }) => Ok(Err(format!("{why} ({MAX_FLOOR})"))),
+        taken => Ok(Ok(taken?.floor)),
+    }
+}
+
+/// Why these stores are not fit if their tokens are raised above this one. A store that forgets its tokens begins at the time
+/// again. Clients notice that by its record, unless another store keeps the record.
+fn ahead_of_time(opened: &Opened, highest: Token) -> Option<String> {
+    let mut stores = opened.ids.iter().zip(&opened.engines);
+    let (id, _) = stores.find(|(_, engine)| engine.promises().record_apart)?;
+    let time = Duration::from_secs(now()) + AHEAD;
+    (u128::from(highest.get()) > time.as_micros()).then(|| {
+        format!(
+            "[{id}] tokens would be raised above {highest}, which is ahead of the time in microseconds; if this store forgets its \
+             tokens, it begins at the time again, and nobody notices, since another store keeps its record; use \
+             `fencelock migrate offline`"
+        )
+    })
 }
 
 /// The first of these locks and holders.

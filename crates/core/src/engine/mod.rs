@@ -180,7 +180,8 @@ pub trait Engine: Debug + Display + Send + Sync + 'static {
     ///
     /// # Errors
     /// [`Error::Unsupported`] if the store has one counter, which a claim with this floor raises, or none that can be raised;
-    /// [`Error::Invalid`] if the floor is above [`MAX_FLOOR`]; and those of the requests. Part of the counters may be raised then.
+    /// [`Error::Invalid`] if the floor or a counter is above [`MAX_FLOOR`]; and those of the requests. Part of the counters may be
+    /// raised then.
     async fn raise_tokens(&self, floor: Token) -> Result<Token> {
         let _ = floor;
         let why = "this kind of store does not have several counters of tokens";

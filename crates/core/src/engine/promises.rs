@@ -154,6 +154,8 @@ pub struct Promises {
     pub portable: bool,
     /// Whether the store keeps a record, which a set of stores needs ([`Engine::record`](super::Engine::record)).
     pub record: bool,
+    /// Whether another store keeps the record, so that the record outlives this store's tokens.
+    pub record_apart: bool,
     /// What a claim with a floor raises.
     pub floor: Floor,
     /// What ends a hold whose client is gone.
@@ -188,6 +190,7 @@ impl Promises {
             ranges: false,
             portable: false,
             record: false,
+            record_apart: false,
             floor: Floor::Refused,
             lease: LeaseKind::Lease,
             wake: Wake::Poll,
@@ -217,6 +220,7 @@ impl Promises {
 
     setters! {
         order: Order, shared: bool, permits: bool, lock_delay: bool, ranges: bool, portable: bool, record: bool,
+        record_apart: bool,
         floor: Floor,
         lease: LeaseKind, wake: Wake, durability: Durability, min_ttl: Duration, max_ttl: Duration, claim_window: Duration,
         limits: Vec<Finding>,

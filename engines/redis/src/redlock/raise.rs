@@ -20,6 +20,7 @@ pub(crate) async fn raise_tokens(state: &State, floor: Token) -> Result<Token> {
         return Err(inspect_only(&state.config.store, RAISING));
     }
     let highest = raise(state, floor.get()).await?;
+    check_floor(Token(highest))?;
     // From now on the tokens of all counters are above the highest one.
     raise(state, highest).await?;
     Ok(Token(highest))
