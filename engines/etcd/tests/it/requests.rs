@@ -58,7 +58,9 @@ async fn one_transaction_takes_and_one_releases() {
             .await
             .unwrap();
     }
-    assert_eq!(requests(&etcd) - before, 100);
+    // The session may be kept alive meanwhile. With one more request for each lock there would be 150.
+    let asked = requests(&etcd) - before;
+    assert!((100..105).contains(&asked), "{asked}");
     assert_eq!(etcd.leases().unwrap().len(), 1, "one session for all");
 }
 
@@ -72,11 +74,13 @@ async fn a_taken_lock_costs_one_more_request_only_once() {
     let guard = holder.lock("a").await.unwrap();
     watching(&etcd, 4).await;
     let before = requests(&etcd);
-    for asked in [2, 3, 4] {
+    for _ in 0..20 {
         let error = other.try_lock("a").await.unwrap_err();
         assert!(matches!(error, Error::Held { .. }), "{error:?}");
-        assert_eq!(requests(&etcd) - before, asked);
     }
+    // A session may be kept alive meanwhile. With a read for each try there would be 40.
+    let asked = requests(&etcd) - before;
+    assert!((21..26).contains(&asked), "{asked}");
     guard.release().await.unwrap();
     let before = requests(&etcd);
     for _ in 0..20 {
