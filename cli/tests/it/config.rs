@@ -349,15 +349,22 @@ fn a_silent_shard_is_named() {
     assert!(checked.out.contains("reached in"), "{checked:?}");
     redis.pause().unwrap();
     let (status, checked) = std::thread::scope(|scope| {
-        let status = scope.spawn(|| named.run(&["status"]));
+        let status = scope.spawn(|| named.run(&["status", "--json"]));
         let checked = named.run(&["config", "check", "--connect"]);
         (status.join().unwrap(), checked)
     });
     // Opening, listing and looking it over wait for that shard, one after the other.
     assert_eq!(status.code, 69, "{status:?}");
     assert!(status.out.contains("shards:orders[b]"), "{}", status.out);
+    let json: Value = serde_json::from_str(&status.out).unwrap();
+    // Nobody knows what is held there.
+    for count in ["held", "waiting"] {
+        assert!(json[0][count].is_null(), "{json}");
+    }
     assert_eq!(checked.code, 69, "{checked:?}");
     assert!(checked.err.contains("shards:orders[b]"), "{}", checked.err);
+    // The file is right.
+    assert!(!checked.err.contains("cannot be used"), "{}", checked.err);
 }
 
 /// In the first phase of a move nothing is listed in the new store, but no lock is granted without it.
