@@ -46,7 +46,7 @@ impl Move {
         }
     }
 
-    pub(crate) fn url(&self, name: &str) -> String {
+    fn url(&self, name: &str) -> String {
         format!("sqlite:{}", self.dir.join(name))
     }
 
@@ -60,7 +60,7 @@ impl Move {
         ran.out
     }
 
-    pub(crate) fn status(&self) -> Value {
+    fn status(&self) -> Value {
         let ran = self.step(&["status", "--json"]);
         serde_json::from_str(&ran.out).unwrap_or_else(|_| panic!("{ran:?}"))
     }
@@ -76,6 +76,19 @@ impl Move {
         let mut hold = self.programs.start(&["hold", "--ttl", self.ttl, name]);
         let token = hold.json()["token"].as_u64().unwrap();
         (hold, token)
+    }
+
+    /// The program that makes the step is killed in the hush. The result holds up the next step.
+    pub(crate) fn stop_in_the_hush(&self, old: &str) -> Running {
+        // A step waits for this lock when it draws a token.
+        let within = Fixture::on(format!("{old}?outside-set=yes"));
+        let mut probe = within.start(&["hold", "fencelock/migrate"]);
+        probe.line();
+        let mut killed = self.programs.start(&["migrate", "finish"]);
+        killed.says("fencelock: phase 2");
+        killed.signal(Signal::KILL);
+        killed.end();
+        probe
     }
 }
 
@@ -236,14 +249,7 @@ fn a_step_that_is_killed_is_made_by_the_next_one() {
 fn a_waiter_in_an_abandoned_hush_sees_the_reason() {
     let all = Move::prepared();
     all.done(&["begin"]);
-    // A step waits for this lock when it draws a token.
-    let within = Fixture::on(format!("{}?outside-set=yes", all.url("old")));
-    let mut probe = within.start(&["hold", "fencelock/migrate"]);
-    probe.line();
-    let mut killed = all.programs.start(&["migrate", "finish"]);
-    killed.says("fencelock: phase 2");
-    killed.signal(Signal::KILL);
-    killed.end();
+    let probe = all.stop_in_the_hush(&all.url("old"));
     let words = |wait: &'static [&'static str]| {
         [&["run", "--ttl", TTL], wait, &["x", "--", "true"]].concat()
     };

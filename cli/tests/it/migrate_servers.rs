@@ -1,7 +1,6 @@
 //! `migrate` between servers: of many kinds, and from one that is destroyed meanwhile.
 
 use fencelock_testbed::{Dir, Redis};
-use rustix::process::Signal;
 
 use crate::fixture::{Fixture, patient};
 use crate::migrate_live::{Move, PREPARE, TTL};
@@ -121,7 +120,7 @@ fn a_set_goes_on_without_a_server_that_is_gone_for_good() {
         let waiter = all.programs.start(&words);
         all.programs.await_waiters("x", 1);
         if phase == 2 {
-            stop_in_the_hush(&all, &redis);
+            drop(all.stop_in_the_hush(&redis.url()));
         }
         redis.kill9();
         let gone = ["finish", "--old-is-destroyed", "orders"];
@@ -150,16 +149,4 @@ fn a_set_goes_on_without_a_server_that_is_gone_for_good() {
         let refused = all.step(&senseless);
         assert_eq!((refused.code, &*refused.out), (64, ""), "{refused:?}");
     }
-}
-
-/// The program that makes the step is killed in the hush.
-fn stop_in_the_hush(all: &Move, redis: &Redis) {
-    // A step waits for this lock when it draws a token.
-    let within = Fixture::on(format!("{}?outside-set=yes", redis.url()));
-    let mut probe = within.start(&["hold", "fencelock/migrate"]);
-    probe.line();
-    let mut killed = all.programs.start(&["migrate", "finish"]);
-    killed.says("fencelock: phase 2");
-    killed.signal(Signal::KILL);
-    killed.end();
 }

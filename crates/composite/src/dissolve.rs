@@ -1,4 +1,4 @@
-//! The end of a set that is down to one store. First the store's counter is raised above the floor, and then the record says
+//! The end of a set that is down to one store. First the store's counters are raised above the floor, and then the record says
 //! that the set is dissolved. After that programs use the store by its own URL.
 
 use std::sync::Arc;
@@ -24,7 +24,7 @@ impl Migration {
     /// use the set are refused, and the next set knows for how long they may still hold locks.
     ///
     /// # Errors
-    /// [`Error::Config`] if the store has no record of this set, or if it does not have one counter of tokens. Also the errors
+    /// [`Error::Config`] if the store has no record of this set, or if its tokens cannot be raised. Also the errors
     /// of the store.
     ///
     /// ```
@@ -111,7 +111,7 @@ async fn dissolve_opened(
             return Ok(Stepped::NotYet(why));
         }
         check_counter(&**store)?;
-        // Programs that use the store by its own URL do not know the floor. So the counter must be above the floor before the
+        // Programs that use the store by its own URL do not know the floor. So the counters must be above the floor before the
         // record ends.
         floor::raise(store, stored.floor(id)).await?;
         if write(&**store, record.version, &stored.dissolved(by)).await? {
@@ -121,7 +121,7 @@ async fn dissolve_opened(
     Err(busy(store))
 }
 
-/// Refuses a store in which one claim cannot raise the tokens of all names.
+/// Refuses a store whose tokens cannot be raised.
 fn check_counter(store: &dyn Engine) -> Result<()> {
     match floor::why_not(store.promises().floor) {
         None => Ok(()),

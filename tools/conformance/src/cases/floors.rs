@@ -56,6 +56,16 @@ async fn pass(engine: &Arc<dyn Engine>, claim: &Claim) -> Token {
     token
 }
 
+/// Takes a lock several times. Its tokens grow.
+async fn pass_often(ctx: &Ctx, engine: &Arc<dyn Engine>, name: &str) {
+    let mut before = Token(0);
+    for _ in 0..8 {
+        let token = pass(engine, &claim(ctx, name)).await;
+        assert!(token > before, "{token} after {before}");
+        before = token;
+    }
+}
+
 async fn a_token_is_above_the_floor(ctx: Ctx) {
     let (one, two) = (ctx.engine().await, ctx.engine().await);
     let mut last = pass(&two, &claim(&ctx, &ctx.name())).await;
@@ -94,15 +104,7 @@ async fn a_floor_applies_to_all_later_claims(ctx: Ctx) {
         // While the floor is raised, other claims take other locks.
         let busy = (0..4).map(|number| {
             let (ctx, two) = (&ctx, &two);
-            async move {
-                let mut before = Token(0);
-                for _ in 0..8 {
-                    let other = claim(ctx, &format!("busy/{number}"));
-                    let token = pass(two, &other).await;
-                    assert!(token > before, "{token} after {before}");
-                    before = token;
-                }
-            }
+            async move { pass_often(ctx, two, &format!("busy/{number}")).await }
         });
         let name = format!("raised/{round}");
         let above = claim(&ctx, &name).floor(floor);
@@ -141,15 +143,7 @@ async fn all_tokens_are_raised_at_once(ctx: Ctx) {
         // While they are raised, other claims take locks.
         let busy = (0..4).map(|number| {
             let (ctx, two) = (&ctx, &two);
-            async move {
-                let mut before = Token(0);
-                for _ in 0..8 {
-                    let other = claim(ctx, &format!("busy/{round}/{number}"));
-                    let token = pass(two, &other).await;
-                    assert!(token > before, "{token} after {before}");
-                    before = token;
-                }
-            }
+            async move { pass_often(ctx, two, &format!("busy/{round}/{number}")).await }
         });
         let raise = soon("raising all tokens", one.raise_tokens(floor));
         let (raised, _) = tokio::join!(raise, join_all(busy));
