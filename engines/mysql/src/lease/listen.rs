@@ -38,6 +38,14 @@ const TAKES_NO_WRITES: u64 = 3;
 const HAS_NEWS: u64 = 2;
 const HAS_WAKE_LOCK: u64 = 1;
 
+/// What a request of the ear asks for.
+#[derive(Clone, Copy)]
+enum Asks {
+    ForGrants,
+    /// Also for the turns of waiters at locks that nobody granted them.
+    ForTurnsToo,
+}
+
 /// The waiters of this client, and the ear that listens for them.
 pub(super) struct Listener {
     heard: Arc<Heard>,
@@ -171,19 +179,26 @@ impl Heard {
             if Clock::Boot.now().since(used) > STALE {
                 self.look(&mut ear).await?;
             }
-            self.wait(&mut ear).await?;
+            if self.wait(&mut ear, Asks::ForGrants).await? {
+                // Somebody who waits for such a lock may have the turn, or waits for shared holders.
+                self.wait(&mut ear, Asks::ForTurnsToo).await?;
+            }
             used = Clock::Boot.now();
         }
     }
 
-    /// Waits until there is news for a waiter, and reports it.
-    async fn wait(&self, ear: &mut Ear) -> Result<()> {
+    /// Waits until there is news for a waiter, and reports it. Returns whether it found a lock without an exclusive holder
+    /// instead.
+    async fn wait(&self, ear: &mut Ear, asks: Asks) -> Result<bool> {
         let waiters = self.waiters();
         if waiters.is_empty() {
-            return Ok(());
+            return Ok(false);
         }
         // The first statement finds a release that came before it. Any later release ends the wait of the second statement.
-        let news = self.news(&waiters);
+        let news = match asks {
+            Asks::ForGrants => self.grants(&waiters),
+            Asks::ForTurnsToo => self.news(&waiters),
+        };
         let mut request = Request::of(&news);
         request.push(format!(
             "SELECT CASE WHEN CAST(@@global.read_only AS CHAR) NOT IN ('0', 'OFF') THEN {TAKES_NO_WRITES} \
@@ -192,16 +207,20 @@ impl Heard {
         ));
         request.push(&news);
         let asked_at = Clock::Boot.now();
-        let (ended, found) = match ear.ask(&request, WAIT).await? {
-            None => (None, self.look(ear).await?),
+        let (ended, found, is_free) = match ear.ask(&request, WAIT).await? {
+            None => (None, self.look(ear).await?, false),
             Some(answers) => {
-                let found = [&answers[0], &answers[2]].map(|news| self.tell_news(news, asked_at));
-                (number(&answers[1], 0), found[0] + found[1])
+                let news = [&answers[0], &answers[2]];
+                let found: usize = news.map(|news| self.tell_news(news, asked_at)).iter().sum();
+                let is_free = news.into_iter().flat_map(|news| &news.rows).any(is_free);
+                (number(&answers[1], 0), found, is_free)
             }
         };
         match ended {
-            // The ear was woken for something else, such as a turn beside other holders.
-            None if found == 0 => self.tell(Message::Missed),
+            // The ear was woken for a turn, or for something else, such as a turn beside other holders.
+            None if found == 0 && !(is_free && self.look(ear).await? > 0) => {
+                self.tell(Message::Missed);
+            }
             Some(HAS_WAKE_LOCK) => ear.return_wake_lock(&self.control).await?,
             Some(TAKES_NO_WRITES) => {
                 let why = "the server takes no writes any more";
@@ -209,7 +228,7 @@ impl Heard {
             }
             _ => {}
         }
-        Ok(())
+        Ok(is_free)
     }
 
     /// Reads the news without waiting, and reports them. Returns how many there were.
@@ -234,6 +253,20 @@ impl Heard {
         waiters
             .map(|(claim, name)| (*claim, name.clone()))
             .collect()
+    }
+
+    /// A query with a row for each of these waiters that was granted its lock, and one without a claim for each lock that has no
+    /// exclusive holder. The server answers it in a fraction of the time of [`Heard::news`].
+    fn grants(&self, waiters: &[(ClaimId, LockName)]) -> String {
+        let locks = &self.tables.locks;
+        let claims = waiters.iter().map(|(claim, _)| bytes(claim.as_bytes()));
+        let claims = claims.collect::<Vec<_>>().join(",");
+        let names = waiters.iter().map(|(_, name)| name.clone());
+        let names = quoted(&names.collect::<Vec<_>>());
+        format!(
+            "SELECT IF(state = 'none', '', claim), id, tokens, expiry - {NOW} FROM {locks} WHERE name IN ({names}) \
+             AND (state = 'none' OR claim IN ({claims}) AND state = 'held' AND expiry > {NOW})"
+        )
     }
 
     /// A query with a row for each of these waiters that was granted its lock. It also has one for each that is the first at a
@@ -270,6 +303,12 @@ impl Heard {
         });
         news.count()
     }
+}
+
+/// Whether this row of [`Heard::grants`] is that of a lock without an exclusive holder.
+fn is_free(row: &Row) -> bool {
+    row.get::<Vec<u8>, _>(0)
+        .is_some_and(|claim| claim.is_empty())
 }
 
 fn read(row: &Row, asked_at: BootInstant) -> Option<(ClaimId, Message)> {

@@ -39,7 +39,8 @@ pub(super) fn hand_over_statement(tables: &Tables) -> String {
         draws,
         ..
     } = tables;
-    let [gate, live, _] = release(tables, Mode::Exclusive, "name_", "claim_");
+    let [gate, ..] = release(tables, Mode::Exclusive, "name_", "claim_");
+    let mine = is_mine("name_", "claim_");
     let window = micros(HANDOFF_WINDOW);
     let lift = lift(locks, "least_").join("; ");
     format!(
@@ -60,8 +61,8 @@ pub(super) fn hand_over_statement(tables: &Tables) -> String {
              DECLARE owner_, label_ VARBINARY(255); \
              START TRANSACTION; \
              SELECT zero INTO zero_ FROM {draws} WHERE id = draws_ FOR UPDATE SKIP LOCKED; \
-             {gate}; {live}; SET live_ = ROW_COUNT(); \
-             IF live_ = 1 THEN \
+             UPDATE {locks} SET version = version + 1, state = 'none' WHERE {mine}; SET live_ = ROW_COUNT(); \
+             IF live_ = 0 THEN {gate}; ELSE \
              SELECT w.ticket, w.claim, w.mode, w.owner, e.ear, e.tokens, e.label \
              INTO ticket_, next_, mode_, owner_, ear_, tokens_, label_ \
              FROM {waiters} AS w LEFT JOIN {ears} AS e ON e.name = w.name AND e.ticket = w.ticket AND e.claim = w.claim \
@@ -116,10 +117,11 @@ pub(super) fn enqueue_statement(tables: &Tables) -> String {
              START TRANSACTION; \
              UPDATE {locks} SET version = version + 1 WHERE name = name_; \
              IF ROW_COUNT() = 1 THEN \
-             SELECT version, IF(state = 'none', NULL, CAST(expiry AS SIGNED) - {NOW}), state <> 'none' AND claim = claim_ \
-             INTO version_, left_, mine_ FROM {locks} WHERE name = name_; \
-             SELECT MAX(ticket), IFNULL(SUM(expiry > {NOW}), 0), IFNULL(SUM(expiry > {NOW} AND (mode = 'x' OR mode_ = 'x')), 0), \
-             mine_ + IFNULL(SUM(claim = claim_), 0) INTO last_, ahead_, bars_, mine_ FROM {waiters} WHERE name = name_; \
+             SELECT MAX(l.version), MAX(IF(l.state = 'none', NULL, CAST(l.expiry AS SIGNED) - {NOW})), MAX(w.ticket), \
+             IFNULL(SUM(w.expiry > {NOW}), 0), IFNULL(SUM(w.expiry > {NOW} AND (w.mode = 'x' OR mode_ = 'x')), 0), \
+             MAX(l.state <> 'none' AND l.claim = claim_) + IFNULL(SUM(w.claim = claim_), 0) \
+             INTO version_, left_, last_, ahead_, bars_, mine_ \
+             FROM {locks} AS l LEFT JOIN {waiters} AS w ON w.name = l.name WHERE l.name = name_; \
              END IF; \
              IF (left_ > 0 OR bars_ > 0) AND mine_ = 0 \
              AND NOT EXISTS (SELECT 1 FROM {holders} AS h WHERE h.name = name_ AND h.claim = claim_) THEN \
@@ -161,8 +163,7 @@ pub(super) fn release(tables: &Tables, mode: Mode, of: &str, id: &str) -> [Strin
         waiters,
         ..
     } = tables;
-    let mine =
-        format!("name = {of} AND claim = {id} AND state IN ('held', 'asked') AND expiry > {NOW}");
+    let mine = is_mine(of, id);
     [
         format!("UPDATE {locks} SET version = version + 1 WHERE name = {of}"),
         match mode {
@@ -175,4 +176,9 @@ pub(super) fn release(tables: &Tables, mode: Mode, of: &str, id: &str) -> [Strin
              AND NOT EXISTS (SELECT 1 FROM {waiters} AS w WHERE w.name = {locks}.name)"
         ),
     ]
+}
+
+/// The condition that a row is that of a live hold of this claim.
+fn is_mine(of: &str, id: &str) -> String {
+    format!("name = {of} AND claim = {id} AND state IN ('held', 'asked') AND expiry > {NOW}")
 }

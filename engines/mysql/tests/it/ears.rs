@@ -89,6 +89,26 @@ async fn every_release_wakes() {
     held.release().await.unwrap();
 }
 
+/// It does not try to take the lock first, as it did when it did not know.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_found_a_lock_taken_asks_for_a_place_at_once() {
+    const TURNS: usize = 8;
+    let server = MariaDb::start().unwrap();
+    let clients = [client(&server).await, client(&server).await];
+    let mut held = take(&clients[0], "a").await;
+    let mut asked = Vec::new();
+    for turn in 1..=TURNS {
+        let before = status(&server, "Com_stmt_execute");
+        let waiting = wait_for(&server, clients[turn % 2].lock("a"), 1).await;
+        asked.push(status(&server, "Com_stmt_execute") - before);
+        (_, held) = hand_over(held, waiting).await;
+    }
+    // In their first turns they try. A waiter may ask again meanwhile.
+    let least = asked[2..].iter().min();
+    assert_eq!(least, Some(&1), "{asked:?}");
+    held.release().await.unwrap();
+}
+
 /// As a command that holds a lock while another command runs.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_ends_after_its_release_has_woken_the_waiter() {

@@ -5,7 +5,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use fencelock_core::engine::{Claim, Grant, Leave, Place, Standing};
-use fencelock_core::{BootInstant, Clock, Error, Result, Token, Tokens};
+use fencelock_core::support::NameContention;
+use fencelock_core::{BootInstant, Clock, Error, Mode, Result, Token, Tokens};
 
 use super::change::{Change, Written};
 use super::dialect::Dialect;
@@ -31,10 +32,11 @@ impl<D: Dialect> State<D> {
             dialect.await_turn(claim);
         }
         let entry = known.unwrap_or_else(|| self.entries.register(claim.id));
+        let contention = self.contention.of(&claim.name);
         let done = async {
             Ok(attempt!(call, Lane::Others, |session| {
                 self.raise_tokens(session, claim.floor).await?;
-                place(dialect, session, claim, &entry, fresh).await
+                place(dialect, session, claim, (&entry, contention), fresh).await
             }))
         };
         let done: Result<Done<Standing>> = done.await;
@@ -84,13 +86,23 @@ async fn place<D: Dialect>(
     dialect: &D,
     session: &mut D::Session,
     claim: &Claim,
-    entry: &Arc<Entry>,
+    (entry, contention): (&Arc<Entry>, &NameContention),
     fresh: bool,
 ) -> Tried<Done<Standing>> {
+    if fresh
+        && is_likely_taken(claim, contention)
+        && let Some(standing) = join(dialect, session, claim, entry).await?
+    {
+        contention.raise();
+        return Ok(Done::alone(standing));
+    }
     let mut may_be_free = fresh;
     loop {
-        if may_be_free && let Some(standing) = fast_path(dialect, session, claim, entry).await? {
-            return Ok(Done::alone(standing));
+        if may_be_free {
+            let standing = fast_path(dialect, session, claim, (entry, contention));
+            if let Some(standing) = standing.await? {
+                return Ok(Done::alone(standing));
+            }
         }
         let asked_at = Clock::Boot.now();
         let Some(read) = dialect.read(session, &claim.name).await? else {
@@ -190,7 +202,7 @@ async fn fast_path<D: Dialect>(
     dialect: &D,
     session: &mut D::Session,
     claim: &Claim,
-    entry: &Entry,
+    (entry, contention): (&Entry, &NameContention),
 ) -> Tried<Option<Standing>> {
     loop {
         let asked_at = Clock::Boot.now();
@@ -198,12 +210,32 @@ async fn fast_path<D: Dialect>(
             break;
         };
         if accept(dialect, session, claim, tokens).await? {
+            contention.lower();
             return Ok(Some(held(claim, tokens, asked_at)));
         }
     }
-    if !claim.wait {
-        return Ok(None);
+    if claim.mode == Mode::Exclusive {
+        contention.raise();
     }
+    match claim.wait {
+        true => join(dialect, session, claim, entry).await,
+        false => Ok(None),
+    }
+}
+
+/// Whether the claim first asks for a place in the queue: a free lock then costs one more request, a taken one costs one less. (A
+/// claim for shared mode may hold beside others.)
+fn is_likely_taken(claim: &Claim, contention: &NameContention) -> bool {
+    claim.wait && claim.mode == Mode::Exclusive && contention.is_contended()
+}
+
+/// One request for a place in the queue. `None` if the claim may not have to wait.
+async fn join<D: Dialect>(
+    dialect: &D,
+    session: &mut D::Session,
+    claim: &Claim,
+    entry: &Entry,
+) -> Tried<Option<Standing>> {
     let asked_at = Clock::Boot.now();
     dialect.await_turn(claim);
     let Some(queued) = dialect.enqueue(session, claim).await? else {

@@ -7,7 +7,7 @@ use fencelock_core::engine::{
     Claim, EventSource, EventStream, Grant, HeldClaim, Inspect, Leave, Place, Record, RecordChange,
     Renewal, Standing, Withdrawn,
 };
-use fencelock_core::support::Mutex;
+use fencelock_core::support::{Contention, Mutex};
 use fencelock_core::{ClaimId, Engine, Error, Promises, Result};
 use tokio::task::AbortHandle;
 
@@ -44,6 +44,7 @@ impl<D: Dialect> LeaseEngine<D> {
         let connections = settings.connections.get();
         let state = Arc::new(State {
             raised: AtomicU64::new(0),
+            contention: Contention::default(),
             pool: Pool::new(dialect, settings.response_timeout, connections),
             entries: Entries::default(),
             unsettled: Mutex::default(),

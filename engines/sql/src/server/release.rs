@@ -13,6 +13,7 @@ use super::state::{Done, State, Tried, Unsettled, action, pause, write};
 impl<D: Dialect> State<D> {
     pub(super) async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
         self.forget(claim.id);
+        self.contention.of(&claim.name).clear_last();
         let dialect = &self.pool.dialect;
         let mut call = self.pool.call(action("releasing", &claim.name));
         let done = attempt!(call, Lane::Others, |session| {

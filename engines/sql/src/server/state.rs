@@ -3,7 +3,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use fencelock_core::engine::EventSender;
-use fencelock_core::support::{Mutex, inspect_only};
+use fencelock_core::support::{Contention, Mutex, inspect_only};
 use fencelock_core::{BootInstant, ClaimId, LockName, Result};
 
 use super::change::{Change, Write, Written};
@@ -26,6 +26,7 @@ pub(super) struct State<D: Dialect> {
     pub(super) events: EventSender,
     /// The highest floor above which the token counter was lifted.
     pub(super) raised: AtomicU64,
+    pub(super) contention: Contention,
 }
 
 /// Requests of unknown outcome.

@@ -1,11 +1,17 @@
 //! A lock on MySQL or MariaDB without a library, by the store's strategy: one INSERT of a unique name and one DELETE, each
-//! its own transaction; an existing row, locked FOR UPDATE in a transaction; GET_LOCK. All statements prepared.
+//! its own transaction; an existing row, locked FOR UPDATE in a transaction; GET_LOCK. All statements prepared. Bare clients
+//! in a ring have the number of the turn in one row. Each waits in the server for its turn, and is woken by KILL QUERY.
 
 use fencelock::{BootInstant, Clock, Error, Result, StoreUrl};
 use mysql_async::prelude::Queryable;
-use mysql_async::{Conn, Opts, OptsBuilder};
+use mysql_async::{Conn, Opts, OptsBuilder, Row};
 
-use super::{check_plain, failed, statements};
+use super::{Place, check_plain, failed, statements};
+
+/// A KILL ended the statement.
+const INTERRUPTED: u16 = 1317;
+/// KILL found no such connection.
+const NOBODY: u16 = 1094;
 
 /// How to reach the server; each task has a connection of its own.
 #[derive(Clone)]
@@ -121,6 +127,39 @@ impl BareMySql {
         count.ok_or_else(|| failed("SHOW GLOBAL STATUS", "it has no Queries"))
     }
 
+    /// Takes a place in the ring `name`.
+    pub(crate) async fn entry(&self, name: &str, place: Place) -> Result<MySqlEntry> {
+        let (mut conn, mut ear) = (self.connect().await?, self.connect().await?);
+        if place.at == 0 {
+            let begin = "REPLACE INTO fencelock_bare (name, value, ends) VALUES (?, '', 0)";
+            conn.exec_drop(begin, (name,)).await.map_err(refuse)?;
+        }
+        let own = format!("{name}/{}", place.at);
+        let sit = "REPLACE INTO fencelock_bare (name, value, ends) VALUES (?, '', 0)";
+        conn.exec_drop(sit, (&own,)).await.map_err(refuse)?;
+        for (conn, lock) in [
+            (&mut conn, bell(name, place.at)),
+            (&mut ear, ear_lock(name, place.at)),
+        ] {
+            let take = conn.query_first(format!("SELECT GET_LOCK('{lock}', 5)"));
+            if take.await.map_err(refuse)? != Some(1) {
+                return Err(failed(
+                    "the bare MySQL client",
+                    format!("{lock} was not free"),
+                ));
+            }
+        }
+        Ok(MySqlEntry {
+            conn,
+            ear,
+            name: name.to_owned(),
+            own,
+            place,
+            turn: place.at as u64,
+            sits: true,
+        })
+    }
+
     /// Removes the table.
     pub(crate) async fn remove(&self) -> Result<()> {
         let mut conn = self.connect().await?;
@@ -128,6 +167,92 @@ impl BareMySql {
         dropped.map_err(refuse)?;
         conn.disconnect().await.map_err(refuse)
     }
+}
+
+/// A place in the ring.
+pub(crate) struct MySqlEntry {
+    conn: Conn,
+    /// The connection that waits in the server.
+    ear: Conn,
+    name: String,
+    /// The name of its own row.
+    own: String,
+    place: Place,
+    /// Its next turn.
+    turn: u64,
+    /// Whether it has written its request for that turn.
+    sits: bool,
+}
+
+impl MySqlEntry {
+    /// Asks for the turn, and waits for it. Returns a number that increases with each turn.
+    pub(crate) async fn take(&mut self) -> Result<u64> {
+        if !self.sits {
+            let sit = "UPDATE fencelock_bare SET ends = ends + 1 WHERE name = ?";
+            self.conn
+                .exec_drop(sit, (&self.own,))
+                .await
+                .map_err(refuse)?;
+            self.sits = true;
+        }
+        let turn = format!(
+            "SELECT ends FROM fencelock_bare WHERE name = '{}'",
+            self.name
+        );
+        let wait = format!(
+            "SELECT IF(({turn}) < {}, GET_LOCK('{}', 1), 0); {turn}",
+            self.turn,
+            bell(&self.name, self.place.at)
+        );
+        while self.ask(&wait).await?.is_none_or(|now| now < self.turn) {}
+        Ok(self.turn + 1)
+    }
+
+    /// Runs the request of the ear. Returns the number that its last statement found. `None` if a KILL ended it.
+    async fn ask(&mut self, wait: &str) -> Result<Option<u64>> {
+        let answer = async {
+            let mut answers = self.ear.query_iter(wait).await?;
+            answers.collect::<Row>().await?;
+            answers.collect::<u64>().await
+        };
+        match answer.await {
+            Ok(found) => Ok(found.first().copied()),
+            Err(mysql_async::Error::Server(server)) if server.code == INTERRUPTED => Ok(None),
+            Err(error) => Err(refuse(error)),
+        }
+    }
+
+    /// Ends the turn, and wakes the next place.
+    pub(crate) async fn release(&mut self) -> Result<()> {
+        let next = ear_lock(&self.name, (self.place.at + 1) % self.place.of);
+        let release = format!(
+            "UPDATE fencelock_bare SET ends = ends + 1 WHERE name = '{}'; \
+             KILL QUERY COALESCE(IS_USED_LOCK('{next}'), 0)",
+            self.name
+        );
+        self.turn += self.place.of as u64;
+        self.sits = false;
+        match self.conn.query_drop(release).await {
+            // At the end of the measurement the next one has left.
+            Err(mysql_async::Error::Server(server)) if server.code == NOBODY => Ok(()),
+            released => released.map_err(refuse),
+        }
+    }
+}
+
+/// The lock for which a place waits until it is woken. Its other connection holds it.
+fn bell(ring: &str, at: usize) -> String {
+    format!("bare-bell-{}-{at}", short(ring))
+}
+
+/// The lock that the waiting connection of a place holds, by which others find it.
+fn ear_lock(ring: &str, at: usize) -> String {
+    format!("bare-ear-{}-{at}", short(ring))
+}
+
+/// The end of a name: the server accepts at most 64 characters.
+fn short(name: &str) -> &str {
+    &name[name.len().saturating_sub(40)..]
 }
 
 fn refuse(error: mysql_async::Error) -> Error {

@@ -1,9 +1,12 @@
 //! The least that a hand-off between clients costs: bare clients in a ring, each of which has a key and watches the key of the
 //! one before it. A client whose predecessor's key is deleted has its turn. It ends the turn by deleting its own key, and asks for
-//! the next one by putting that again. So a hand-off is one write, one event, and the write of the next request.
+//! the next one by putting that again. So a hand-off is one write, one event, and the write of the next request. On MySQL a row
+//! has the number of the turn. A client ends its turn by increasing that number and ending the wait of the next client.
 
 #[cfg(feature = "etcd")]
 use super::etcd::EtcdEntry;
+#[cfg(feature = "mysql")]
+use super::mysql::MySqlEntry;
 #[cfg(feature = "zookeeper")]
 use super::zookeeper::ZooKeeperEntry;
 use super::{Place, failed};
@@ -19,12 +22,15 @@ pub(crate) enum Entry {
     Etcd(Box<EtcdEntry>),
     #[cfg(feature = "zookeeper")]
     ZooKeeper(Box<ZooKeeperEntry>),
+    #[cfg(feature = "mysql")]
+    MySql(Box<MySqlEntry>),
 }
 
 /// Whether there is a ring for this engine.
 pub(crate) fn is_known(engine: &str) -> bool {
     (cfg!(feature = "etcd") && engine == "etcd")
         || (cfg!(feature = "zookeeper") && engine == "zookeeper")
+        || (cfg!(feature = "mysql") && engine == "mysql")
 }
 
 impl Entry {
@@ -40,6 +46,11 @@ impl Entry {
                 let entry = bare.entry(name, place).await?;
                 Ok(Self::ZooKeeper(Box::new(entry)))
             }
+            #[cfg(feature = "mysql")]
+            Contender::BareMySql(bare) => {
+                let entry = bare.entry(name, place).await?;
+                Ok(Self::MySql(Box::new(entry)))
+            }
             _ => Err(failed("the ring", "there is none for this store")),
         }
     }
@@ -52,7 +63,10 @@ impl Entry {
             Self::Etcd(_) => Ok(()),
             #[cfg(feature = "zookeeper")]
             Self::ZooKeeper(entry) => entry.watch().await,
-            #[cfg(not(any(feature = "etcd", feature = "zookeeper")))]
+            // Its second connection waits.
+            #[cfg(feature = "mysql")]
+            Self::MySql(_) => Ok(()),
+            #[cfg(not(any(feature = "etcd", feature = "zookeeper", feature = "mysql")))]
             _ => Ok(()),
         }
     }
@@ -64,7 +78,9 @@ impl Entry {
             Self::Etcd(entry) => entry.take().await,
             #[cfg(feature = "zookeeper")]
             Self::ZooKeeper(entry) => entry.take().await,
-            #[cfg(not(any(feature = "etcd", feature = "zookeeper")))]
+            #[cfg(feature = "mysql")]
+            Self::MySql(entry) => entry.take().await,
+            #[cfg(not(any(feature = "etcd", feature = "zookeeper", feature = "mysql")))]
             _ => Ok(0),
         }
     }
@@ -76,7 +92,9 @@ impl Entry {
             Self::Etcd(entry) => entry.release().await,
             #[cfg(feature = "zookeeper")]
             Self::ZooKeeper(entry) => entry.release().await,
-            #[cfg(not(any(feature = "etcd", feature = "zookeeper")))]
+            #[cfg(feature = "mysql")]
+            Self::MySql(entry) => entry.release().await,
+            #[cfg(not(any(feature = "etcd", feature = "zookeeper", feature = "mysql")))]
             _ => Ok(()),
         }
     }
