@@ -35,12 +35,12 @@ impl BoundLocks {
         self.lift_tokens_if_due(session).await?;
         let mut request = session.request(idle);
         request.push("START TRANSACTION");
-        let free = format!(
-            "{} WHERE name = {} FOR UPDATE SKIP LOCKED",
+        let row = request.push(format!(
+            "SELECT 1 FROM {} WHERE name = {} FOR UPDATE SKIP LOCKED",
             self.tables.names,
             bytes(claim.name.as_str().as_bytes())
-        );
-        self.draw(session, request, &free, claim).await
+        ));
+        self.draw(session, request, row, claim).await
     }
 
     /// Acquires the lock, waiting for the client that locks the row. `None` if the row was deleted meanwhile.
@@ -54,16 +54,14 @@ impl BoundLocks {
         // While this waits for the row, nobody can replace the table with an old one.
         self.lift_tokens_if_due(session).await?;
         let mut request = session.request(idle);
-        request.push("SET @fencelock_got = 0");
         request.push("START TRANSACTION");
-        request.push(format!(
-            "SELECT 1 INTO @fencelock_got FROM {} WHERE name = {} FOR UPDATE",
+        // While this waits, no table is open for writing: that would block backups.
+        let row = request.push(format!(
+            "SELECT 1 FROM {} WHERE name = {} FOR UPDATE",
             self.tables.names,
             bytes(claim.name.as_str().as_bytes())
         ));
-        // While this waits, no table is open for writing: that would block backups.
-        let got = "DUAL WHERE @fencelock_got = 1";
-        self.draw(session, request, got, claim).await
+        self.draw(session, request, row, claim).await
     }
 
     /// Inserts the row if it does not exist. The client reads first, because an insertion would wait for the holder of the row.

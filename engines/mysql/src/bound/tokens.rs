@@ -57,19 +57,23 @@ impl BoundLocks {
         }
     }
 
-    /// Runs a request that begins a transaction. If `from` has a row, the lock was acquired, and the request draws a token;
-    /// otherwise it rolls back.
+    /// Runs a request that begins a transaction, and draws a token at its end. If the statement `row` found a row, the lock was
+    /// acquired; otherwise this rolls back, and the token is lost.
+    ///
+    /// Not INSERT ... SELECT from that row, which would lock the counter of ids, so that the draws of all clients queue.
     pub(super) async fn draw(
         &self,
         session: &mut Session,
         mut request: Request,
-        from: &str,
+        row: usize,
         claim: &Claim,
     ) -> Result<Option<Tokens>, Failure> {
         let tokens = &self.tables.tokens;
-        let at = request.push(format!("INSERT INTO {tokens} (id) SELECT NULL FROM {from}"));
+        let at = request.push(format!("INSERT INTO {tokens} (id) VALUES (NULL)"));
         let answers = session.run(request).await?;
-        let id = answers[at].last_id.filter(|_| answers[at].affected > 0);
+        let id = answers[at]
+            .last_id
+            .filter(|_| !answers[row].rows.is_empty());
         let drawn = id.and_then(|id| id.checked_mul(u64::from(MOST_TOKENS)));
         let Some(first) = drawn.map(Token) else {
             session.run(Request::of("ROLLBACK")).await?;

@@ -207,7 +207,7 @@ async fn a_deadlock_is_tried_again() {
         number(&server, &format!("{running} AND info LIKE '{statement}%'")) > 0
     };
     until("it waits for the row", || {
-        waiting("SELECT 1 INTO @fencelock_got FROM `fencelock_names`")
+        waiting("SELECT 1 FROM `fencelock_names`")
     })
     .await;
     // The counter was lifted before that.
@@ -215,7 +215,7 @@ async fn a_deadlock_is_tried_again() {
     other.query_drop(tokens).await.unwrap();
     holder.query_drop("COMMIT").await.unwrap();
     until("it waits for a token", || {
-        waiting("INSERT INTO `fencelock_tokens` (id) SELECT NULL FROM DUAL")
+        waiting("INSERT INTO `fencelock_tokens` (id) VALUES (NULL)")
     })
     .await;
     let deadlocks = status(&server, "Innodb_deadlocks");
