@@ -42,9 +42,10 @@ pub(crate) async fn measure_loop(bench: &Bench<'_>) -> Result<Section> {
         note: "Waiters are spread over processes; each one requests the lock again as soon as it has released it; \
                medians over rounds. A gap lasts from the beginning of a release until the next holder knows of its \
                grant. A round trip is the median PING (PostgreSQL: SELECT 1) of the same run, or a write where there \
-               is none. Commands: sent by clients per hand-off. The bare clients have no lock, but a fixed \
-               order: each watches the key of the one before it, deletes its own when that is deleted, and puts it again. \
-               On MySQL, each increases the number of the turn in a row, and wakes the next one. Share: the turns of the most served waiter, divided by \
+               is none. Commands: sent by clients per hand-off. The bare clients have no lock, but a fixed order: each \
+               watches the key of the one before it, deletes its own when that is deleted, and puts it again. On MySQL, \
+               each increases the number of the turn in a row, and wakes the next one. Share: the turns of the most \
+               served waiter, divided by \
                those of the least served (inf: a waiter was never served). The run checks that tokens increase and \
                that holds do not overlap."
             .into(),

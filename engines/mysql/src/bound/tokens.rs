@@ -60,7 +60,8 @@ impl BoundLocks {
     /// Runs a request that begins a transaction, and draws a token at its end. If the statement `row` found a row, the lock was
     /// acquired; otherwise this rolls back, and the token is lost.
     ///
-    /// Not INSERT ... SELECT from that row, which would lock the counter of ids, so that the draws of all clients queue.
+    /// Not INSERT ... SELECT from that row: MariaDB locks the counter of ids for such a statement, so all clients would queue for
+    /// it.
     pub(super) async fn draw(
         &self,
         session: &mut Session,

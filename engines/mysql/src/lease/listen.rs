@@ -259,10 +259,7 @@ impl Heard {
     /// exclusive holder. The server answers it in a fraction of the time of [`Heard::news`].
     fn grants(&self, waiters: &[(ClaimId, LockName)]) -> String {
         let locks = &self.tables.locks;
-        let claims = waiters.iter().map(|(claim, _)| bytes(claim.as_bytes()));
-        let claims = claims.collect::<Vec<_>>().join(",");
-        let names = waiters.iter().map(|(_, name)| name.clone());
-        let names = quoted(&names.collect::<Vec<_>>());
+        let (claims, names) = lists(waiters);
         format!(
             "SELECT IF(state = 'none', '', claim), id, tokens, expiry - {NOW} FROM {locks} WHERE name IN ({names}) \
              AND (state = 'none' OR claim IN ({claims}) AND state = 'held' AND expiry > {NOW})"
@@ -278,10 +275,7 @@ impl Heard {
             waiters: queue,
             ..
         } = &*self.tables;
-        let claims = waiters.iter().map(|(claim, _)| bytes(claim.as_bytes()));
-        let claims = claims.collect::<Vec<_>>().join(",");
-        let names = waiters.iter().map(|(_, name)| name.clone());
-        let names = quoted(&names.collect::<Vec<_>>());
+        let (claims, names) = lists(waiters);
         format!(
             "SELECT claim, id, tokens, expiry - {NOW} FROM {locks} \
              WHERE name IN ({names}) AND claim IN ({claims}) AND state = 'held' AND expiry > {NOW} UNION ALL \
@@ -303,6 +297,16 @@ impl Heard {
         });
         news.count()
     }
+}
+
+/// The claims of these waiters, and their locks, as lists of literals.
+fn lists(waiters: &[(ClaimId, LockName)]) -> (String, String) {
+    let claims = waiters.iter().map(|(claim, _)| bytes(claim.as_bytes()));
+    let names = waiters.iter().map(|(_, name)| name.clone());
+    (
+        claims.collect::<Vec<_>>().join(","),
+        quoted(&names.collect::<Vec<_>>()),
+    )
 }
 
 /// Whether this row of [`Heard::grants`] is that of a lock without an exclusive holder.

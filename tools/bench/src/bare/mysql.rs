@@ -86,8 +86,7 @@ impl BareMySql {
                     conn.exec_drop(&release, ()).await
                 }
                 "get-lock" => {
-                    // The server accepts at most 64 characters.
-                    let name = &name[name.len().saturating_sub(60)..];
+                    let name = last(name, 60);
                     conn.exec_drop(&take, (name,)).await.map_err(refuse)?;
                     conn.exec_drop(&release, (name,)).await
                 }
@@ -130,13 +129,12 @@ impl BareMySql {
     /// Takes a place in the ring `name`.
     pub(crate) async fn entry(&self, name: &str, place: Place) -> Result<MySqlEntry> {
         let (mut conn, mut ear) = (self.connect().await?, self.connect().await?);
+        let put = "REPLACE INTO fencelock_bare (name, value, ends) VALUES (?, '', 0)";
         if place.at == 0 {
-            let begin = "REPLACE INTO fencelock_bare (name, value, ends) VALUES (?, '', 0)";
-            conn.exec_drop(begin, (name,)).await.map_err(refuse)?;
+            conn.exec_drop(put, (name,)).await.map_err(refuse)?;
         }
         let own = format!("{name}/{}", place.at);
-        let sit = "REPLACE INTO fencelock_bare (name, value, ends) VALUES (?, '', 0)";
-        conn.exec_drop(sit, (&own,)).await.map_err(refuse)?;
+        conn.exec_drop(put, (&own,)).await.map_err(refuse)?;
         for (conn, lock) in [
             (&mut conn, bell(name, place.at)),
             (&mut ear, ear_lock(name, place.at)),
@@ -242,17 +240,17 @@ impl MySqlEntry {
 
 /// The lock for which a place waits until it is woken. Its other connection holds it.
 fn bell(ring: &str, at: usize) -> String {
-    format!("bare-bell-{}-{at}", short(ring))
+    format!("bare-bell-{}-{at}", last(ring, 40))
 }
 
 /// The lock that the waiting connection of a place holds, by which others find it.
 fn ear_lock(ring: &str, at: usize) -> String {
-    format!("bare-ear-{}-{at}", short(ring))
+    format!("bare-ear-{}-{at}", last(ring, 40))
 }
 
-/// The end of a name: the server accepts at most 64 characters.
-fn short(name: &str) -> &str {
-    &name[name.len().saturating_sub(40)..]
+/// The last bytes of a name: the server accepts locks of at most 64 characters.
+fn last(name: &str, most: usize) -> &str {
+    &name[name.len().saturating_sub(most)..]
 }
 
 fn refuse(error: mysql_async::Error) -> Error {
